@@ -1,0 +1,218 @@
+"""Block tables: which physical blocks hold which tokens of which request.
+
+The manager is the only one who edits `Request.block_table`, `writable`, `num_published` and
+`cpu_table`. What it refuses it leaves untouched, down to the last ref count.
+"""
+
+from __future__ import annotations
+
+from engine.core.batch import Batch
+from engine.core.block_pool import BlockPool, Emit, key_text
+from engine.core.config import SchedulerConfig
+from engine.core.request import Request, extend_keys
+
+
+class BlockManager:
+    """Allocates, extends, shares, copies, swaps and frees block tables over one BlockPool."""
+
+    def __init__(self, config: SchedulerConfig, *, pool: BlockPool | None = None,
+                 eviction=None, emit: Emit | None = None):
+        self.block_size = config.block_size
+        self.caching = config.enable_prefix_caching
+        self.pool = pool if pool is not None else BlockPool(
+            config.num_blocks, eviction if eviction is not None else config.eviction, emit)
+        self.cpu_pool = BlockPool(config.num_cpu_blocks)
+        self._emit = emit
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold `num_tokens` tokens: the ceiling, and the only formula there is."""
+        return -(-num_tokens // self.block_size)
+
+    # ------------------------------------------------------------------ admission
+    def find_hit(self, request: Request) -> list[int]:
+        """The longest run of indexed blocks with the request's first tokens. Changes nothing.
+
+        Never covers the last known token: its logits must be computed, so at least one token is.
+        """
+        if not self.caching:
+            return []
+        size, lookup = self.block_size, self.pool.lookup
+        hit: list[int] = []
+        longest = (request.num_tokens - 1) // size
+        # Keys are made a few at a time: a miss at the first block must not hash a long prompt.
+        while len(hit) < longest:
+            keys = extend_keys(request, min(len(hit) + 8, longest), size)
+            if len(keys) <= len(hit):
+                break
+            for key in keys[len(hit):longest]:
+                block = lookup(key)
+                if block is None:
+                    return hit
+                hit.append(block)
+        return hit
+
+    def blocks_taken(self, hit: list[int], num_tokens: int) -> int:
+        """How many blocks leave the free pool when `num_tokens` are held with this hit: the new
+        ones, and the hit ones that nobody holds at the moment."""
+        refs = self.pool.refcount
+        return self.blocks_for(num_tokens) - len(hit) + sum(refs(block) == 0 for block in hit)
+
+    def admit(self, request: Request, hit: list[int], end: int) -> bool:
+        """Give a request without blocks the hit blocks and room for `end` tokens. Or refuse."""
+        if self.blocks_taken(hit, end) > self.pool.num_free:
+            return False
+        for block in hit:  # first: what is shared cannot be evicted by the taking below
+            self.pool.share(block)
+            self.pool.eviction.hit(block)
+        if hit and self._emit is not None:
+            self._emit("share", request=request.id, blocks=hit,
+                       tokens=len(hit) * self.block_size, source="cache")
+        request.block_table = list(hit)
+        request.num_published = len(hit)
+        self._extend(request, self.blocks_for(end) - len(hit))
+        return True
+
+    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
+        """Let `child`, which has no blocks, share those of the parent's first `num_tokens`.
+
+        If they end inside a block, the next to write there (either of them) copies it first.
+        """
+        shared = parent.block_table[:self.blocks_for(num_tokens)]
+        for block in shared:
+            self.pool.share(block)
+        child.block_table = list(shared)
+        child.num_published = min(parent.num_published, num_tokens // self.block_size)
+        child.num_computed = num_tokens
+        child.writable = parent.writable = 0
+        if self._emit is not None:
+            self._emit("share", request=child.id, blocks=shared, tokens=num_tokens, source="fork")
+
+    # ------------------------------------------------------------------ growth
+    def make_writable(self, request: Request, start: int, end: int, batch: Batch) -> bool:
+        """Make slots [start, end) the request's own: new blocks, and a copy of a shared tail.
+
+        Refuses (False, nothing changed) if the pool lacks them. A copy goes into `batch.copies`.
+        """
+        table = request.block_table
+        tail = start // self.block_size  # the block that `start` falls into, if there is one
+        new = -(-end // self.block_size) - len(table)
+        if tail == len(table):
+            if new > self.pool.num_free:
+                return False
+        else:
+            copies = self.pool.refcount(table[tail]) > 1
+            if new + copies > self.pool.num_free:
+                return False
+            if copies:
+                self._copy_on_write(request, tail, batch)
+            else:
+                self._unpublish_tail(request, tail)
+        self._extend(request, new)
+        return True
+
+    def _extend(self, request: Request, num_blocks: int) -> None:
+        """Append blocks that are known to be there."""
+        table = request.block_table
+        if num_blocks > 0:
+            blocks = self.pool.take(num_blocks)
+            assert blocks is not None, "asked before"
+            if self._emit is not None:
+                self._emit("alloc", request=request.id, blocks=blocks, first=len(table))
+            table += blocks
+        request.writable = len(table) * self.block_size
+
+    def _copy_on_write(self, request: Request, tail: int, batch: Batch) -> None:
+        source = request.block_table[tail]
+        taken = self.pool.take(1)
+        assert taken is not None, "asked before"
+        request.block_table[tail] = taken[0]
+        request.num_published = min(request.num_published, tail)
+        self.pool.release([source])
+        batch.copies.append((source, taken[0]))
+        if self._emit is not None:
+            self._emit("copy", request=request.id, **{"from": source, "to": taken[0]})
+
+    def _unpublish_tail(self, request: Request, tail: int) -> None:
+        """A forked sample left alone with a block its sibling filled and published: the content
+        is about to change, so the key must go first."""
+        block = request.block_table[tail]
+        if self.pool.keys[block] is not None:
+            if self._emit is not None:
+                self._emit("evict", block=block, key=key_text(self.pool.keys[block]))
+            self.pool.withdraw(block)
+            request.num_published = min(request.num_published, tail)
+
+    # ------------------------------------------------------------------ content
+    def publish(self, request: Request, batch: Batch) -> None:
+        """Index the request's full blocks up to num_computed, as far as their tokens are known.
+
+        Call it only when their write is certain: from here on other requests may share them.
+        """
+        first, full = request.num_published, request.num_computed // self.block_size
+        if full <= first or not self.caching:
+            return
+        keys, table = extend_keys(request, full, self.block_size), request.block_table
+        full = min(full, len(keys))
+        for index in range(first, full):
+            self.pool.publish(table[index], keys[index])
+            batch.published.append((request, table[index]))
+        request.num_published = full
+        if full > first and self._emit is not None:
+            self._emit("cache", request=request.id, blocks=table[first:full],
+                       keys=[key_text(key) for key in keys[first:full]])
+
+    def withdraw(self, batch: Batch, owner: Request | None = None) -> None:
+        """Take back what a step published (all of it, or one request's part): it never came
+        to be written."""
+        taken_back = [block for request, block in batch.published
+                      if owner is None or request is owner]
+        batch.published = [entry for entry in batch.published
+                           if owner is not None and entry[0] is not owner]
+        if taken_back and self._emit is not None:
+            self._emit("withdraw", blocks=taken_back)
+        for block in taken_back:
+            self.pool.withdraw(block)
+
+    # ------------------------------------------------------------------ leaving
+    def free(self, request: Request) -> None:
+        """Release all of the request's blocks, tail first. Their content stays indexed."""
+        table = request.block_table
+        if table:
+            table.reverse()
+            self.pool.release(table)
+            if self._emit is not None:
+                self._emit("free", request=request.id, blocks=table)
+        request.block_table = []
+        request.writable = request.num_published = 0
+
+    def swap_out(self, request: Request, batch: Batch) -> bool:
+        """Move the request's computed blocks to the CPU pool; False if that is too small."""
+        held = self.blocks_for(request.num_computed)
+        cpu_blocks = self.cpu_pool.take(held) if held else None
+        if cpu_blocks is None:
+            return False
+        pairs = list(zip(request.block_table[:held], cpu_blocks, strict=True))
+        batch.swap_outs += pairs
+        request.cpu_table = cpu_blocks
+        if self._emit is not None:
+            self._emit("swap", request=request.id, direction="out", pairs=pairs)
+        self.free(request)
+        return True
+
+    def swap_in(self, request: Request, end: int, batch: Batch) -> bool:
+        """Bring a swapped request's blocks back, with room for `end` tokens. Or refuse."""
+        need = self.blocks_for(end)
+        if need > self.pool.num_free:
+            return False
+        self._extend(request, need)
+        pairs = list(zip(request.cpu_table, request.block_table, strict=False))
+        batch.swap_ins += pairs
+        if self._emit is not None:
+            self._emit("swap", request=request.id, direction="in", pairs=pairs)
+        self.drop_swapped(request)
+        return True
+
+    def drop_swapped(self, request: Request) -> None:
+        """Give the request's CPU blocks back."""
+        self.cpu_pool.release(reversed(request.cpu_table))
+        request.cpu_table = []

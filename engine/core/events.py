@@ -1,0 +1,153 @@
+"""The event log: everything a run decided, as JSON Lines, written by both modes.
+
+The first line is the header; then one event a line, `{"n": number, "t": seconds, "e": kind, …}`:
+
+    arrive      request, prompt, limit, at, params, stop_ids [, tokens, keys, priority, deadline,
+                salt, parent]
+    reject      request, error
+    step_begin  step, budget: the first event of each step, the arrivals it sees come after it
+    consider    request, verdict admitted|blocked|skipped, reason, need, have; a summary with
+                request null, reason "behind", behind, count stands for all behind a blocked head
+    share       request, blocks, tokens, source cache|fork
+    alloc       request, blocks, first (index in the block table)
+    evict       block, key
+    cache       request, blocks, keys
+    withdraw    blocks
+    copy        request, from, to
+    swap        request, direction out|in, pairs
+    free        request, blocks (tail first)
+    preempt     request, mode, computed, rolled_back
+    batch       step, requests, starts, counts, partial (rows that do not sample), and as it stands
+                after the decisions: waiting, running, swapped (requests), free (blocks)
+    token       step, tokens (one a row of the batch; null where none)
+    time        step, seconds, and the executor's breakdown
+    finish      request, reason stop|length|abort|error, outputs [, error]
+
+A running request that is scheduled without ado has no `consider` of its own: its row says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from engine.core.errors import LogError
+
+SCHEMA = 1
+MODES = ("real", "simulated", "replayed")
+
+KINDS = frozenset([
+    "arrive", "reject", "step_begin", "consider", "share", "alloc", "evict", "cache", "withdraw",
+    "copy", "swap", "free", "preempt", "batch", "token", "time", "finish"])
+
+
+class EventLog:
+    """Writes a log to a path (gzip if it ends in .gz), to an open text file, or keeps it in memory.
+
+    The owner of the clock sets `now` (seconds since the run began); `emit` stamps it on each event.
+    Lines are complete when written, so a process that is killed leaves a readable log.
+    """
+
+    def __init__(self, target: str | Path | IO[str] | None, header: dict[str, Any]):
+        self.header = {"tandem": 1, "schema": SCHEMA, **header}
+        self.now = 0.0
+        self.num_events = 0
+        self.events: list[dict[str, Any]] | None = [] if target is None else None
+        self._encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
+        self._owned = isinstance(target, (str, Path))
+        self._file: IO[str] | None = _open(Path(target), "wt") if isinstance(
+            target, (str, Path)) else target
+        if self._file is not None:
+            self._file.write(self._encode(self.header) + "\n")
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Append one event. Its lists are read now; they may change afterwards."""
+        event = {"n": self.num_events, "t": round(self.now, 9), "e": kind, **fields}
+        self.num_events += 1
+        line = self._encode(event)
+        if self._file is not None:
+            self._file.write(line + "\n")
+        else:
+            assert self.events is not None
+            self.events.append(json.loads(line))
+
+    def flush(self) -> None:
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Finish the file, if this log opened it. Safe to call twice."""
+        if self._file is not None and self._owned and not self._file.closed:
+            self._file.close()
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(slots=True)
+class LoadedLog:
+    """A log read back. `problem` tells what is wrong with its end, if anything is."""
+
+    header: dict[str, Any]
+    events: list[dict[str, Any]] = field(default_factory=list)
+    problem: str | None = None
+
+
+def read_log(source: str | Path | IO[str]) -> LoadedLog:
+    """Read a log as far as it is whole.
+
+    A truncated or corrupt line ends the reading: everything before it is there, and `problem`
+    names the line. LogError if not even the header can be read, or its schema is not ours.
+    """
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        try:
+            with _open(path, "rt") as file:
+                return _read(file, str(path))
+        except OSError as error:
+            raise LogError(f"cannot read the log {path}: {error.strerror or error}") from error
+    return _read(source, getattr(source, "name", "the log"))
+
+
+def _open(path: Path, mode: str) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, mode, encoding="utf-8")  # type: ignore[return-value]
+    return open(path, mode, encoding="utf-8", errors="replace" if mode == "rt" else None)
+
+
+def _read(file: IO[str], name: str) -> LoadedLog:
+    lines = _whole_lines(file)
+    try:
+        header = json.loads(next(lines, ""))
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or "tandem" not in header:
+        raise LogError(f"{name} is no event log: its first line is not a Tandem header", 1)
+    if header.get("schema") != SCHEMA:
+        raise LogError(f"{name} has schema {header.get('schema')!r}, this version reads {SCHEMA}: "
+                       f"record it again or use the version that wrote it", 1)
+    log = LoadedLog(header)
+    try:
+        for line in lines:
+            event = json.loads(line)
+            if not isinstance(event, dict) or event.get("e") not in KINDS \
+                    or event.get("n") != len(log.events):
+                raise ValueError
+            log.events.append(event)
+    except (ValueError, EOFError, OSError):
+        log.problem = (f"{name} is damaged at line {len(log.events) + 2}: the {len(log.events)} "
+                       f"events before it are loaded")
+    return log
+
+
+def _whole_lines(file: IO[str]) -> Iterator[str]:
+    for line in file:
+        if line.strip():
+            yield line

@@ -1,0 +1,286 @@
+"""The three phases of a step: who goes on, what becomes shareable, who may come in.
+
+The batching policy calls them in its order (`Batching.fill`). They are the whole of the decision:
+no clock, no tokens, no results. `Scheduler` adds intake before and results after.
+"""
+
+from __future__ import annotations
+
+from engine.core.batch import Batch
+from engine.core.block_manager import BlockManager
+from engine.core.block_pool import BlockPool, Emit
+from engine.core.config import SchedulerConfig
+from engine.core.eviction import Eviction
+from engine.core.policies import (
+    BATCHINGS,
+    ORDERS,
+    PREEMPTIONS,
+    Batching,
+    Order,
+    Preemption,
+    WaitingQueue,
+)
+from engine.core.request import Request, RequestStatus
+
+RUNNING, WAITING = RequestStatus.RUNNING, RequestStatus.WAITING
+SWAPPED, FINISHED = RequestStatus.SWAPPED, RequestStatus.FINISHED
+
+
+class Step:
+    """A step while it is being made: the batch, the token budget left, the blocks that fill up."""
+
+    __slots__ = ("batch", "left", "filled")
+
+    def __init__(self, number: int, budget: int):
+        self.batch = Batch(number)
+        self.left = budget  # tokens
+        self.filled: list[Request] = []  # rows whose last block becomes full in this step
+
+
+class StepPhases:
+    """The queues, the blocks, and the decisions of one step over them."""
+
+    def __init__(self, config: SchedulerConfig, *, emit: Emit | None = None,
+                 batching: Batching | None = None, order: Order | None = None,
+                 preemption: Preemption | None = None, eviction: Eviction | None = None,
+                 pool: BlockPool | None = None):
+        self.config = config
+        self.manager = BlockManager(config, pool=pool, eviction=eviction, emit=emit)
+        self.batching = batching or BATCHINGS.make(config.batching)
+        self.order = order or ORDERS.make(config.order)
+        self.preemption = preemption or PREEMPTIONS.make(config.preemption)
+        self.waiting = WaitingQueue(self.order, self.manager)
+        self.running: list[Request] = []  # in order of admission
+        self.swapped: list[Request] = []  # in order of preemption
+        self.live: dict[str, Request] = {}  # every request from intake to finish
+        self.blocked: tuple[str, str, int, int] | None = None  # head of the line, why, need, have
+        self._emit = emit
+        self._watermark = int(config.watermark * config.num_blocks)
+
+    # ------------------------------------------------------------------ phase 1
+    def continue_running(self, step: Step, candidates: list[Request]) -> None:
+        """Give each running candidate, in order, what it can use of the budget."""
+        batch, left, grow = step.batch, step.left, self.manager.make_writable
+        add, starts, counts = batch.requests.append, batch.starts.append, batch.counts.append
+        preempted = batch.preempted
+        for request in tuple(candidates):
+            start, end = request.num_computed, request.num_tokens
+            # The common row: one token, into a slot that is there or to be had for the asking.
+            # (A victim of this very step owns no slot, and must not be given one.)
+            if end - start == 1 and left and (
+                    end <= request.writable or not preempted and grow(request, start, end, batch)):
+                request.num_computed = end
+                left -= 1
+                add(request)
+                starts(start)
+                counts(1)
+                if end == request.writable:
+                    step.filled.append(request)
+            else:
+                step.left = left
+                self._continue_one(step, request)
+                left = step.left
+        step.left = left
+
+    def _continue_one(self, step: Step, request: Request) -> None:
+        """The uncommon row: a chunk, no budget, or no block."""
+        if request.status is not RUNNING:
+            return  # a victim of this very step
+        wanted = request.num_tokens - request.num_computed
+        if wanted == 0:
+            return  # look-ahead: its last token is already in flight
+        if not step.left:
+            self._consider(request, "skipped", "budget", wanted, 0)
+            return
+        count = self._chunk(request, wanted, step.left)
+        start = request.num_computed
+        while start + count > request.writable:
+            if self.manager.make_writable(request, start, start + count, step.batch):
+                break
+            victim = self._victim()
+            self._consider(request, "blocked", "blocks",
+                           self.manager.blocks_for(start + count) - len(request.block_table),
+                           self.manager.pool.num_free)
+            self._preempt(step, victim)
+            if victim is request:
+                return
+        self._add_row(step, request, start, count)
+
+    def _chunk(self, request: Request, wanted: int, left: int) -> int:
+        """How many of the wanted tokens this step computes: budget, and the cap on long prefills,
+        which protects others and so is idle for a request that is alone."""
+        cap = self.config.long_prefill_token_threshold
+        if cap and wanted > cap and len(self.live) > 1:
+            wanted = cap
+        return min(wanted, left)
+
+    def _add_row(self, step: Step, request: Request, start: int, count: int) -> None:
+        batch, end = step.batch, start + count
+        if end < request.num_tokens:
+            batch.partial.add(len(batch.requests))
+        batch.requests.append(request)
+        batch.starts.append(start)
+        batch.counts.append(count)
+        request.num_computed = end
+        step.left -= count
+        if end // self.config.block_size > request.num_published:
+            step.filled.append(request)
+
+    def _victim(self) -> Request:
+        """The running request that the order policy would serve last."""
+        key, manager = self.order.key, self.manager
+        if self.order.dynamic:
+            return max(self.running, key=lambda request: request.seq)
+        return max(self.running, key=lambda request: key(request, manager))
+
+    def _preempt(self, step: Step, victim: Request) -> None:
+        """Take the victim's blocks. If it already has a row in this step, undo that row first."""
+        batch = step.batch
+        rolled_back = self._roll_back(step, victim)
+        self.running.remove(victim)
+        computed, table = victim.num_computed, victim.block_table
+        saved = self.preemption.preempt(self.manager, victim, batch)
+        if rolled_back:
+            batch.copies = [pair for pair in batch.copies if pair[1] not in table]
+        if saved:
+            victim.status = SWAPPED
+            self.swapped.append(victim)
+        else:
+            victim.num_computed = 0
+            victim.status = WAITING
+            self.waiting.push(victim)
+        victim.num_preemptions += 1
+        batch.preempted.append(victim)
+        if self._emit is not None:
+            self._emit("preempt", request=victim.id, mode="swap" if saved else "recompute",
+                       computed=computed, rolled_back=rolled_back)
+
+    def _roll_back(self, step: Step, victim: Request) -> bool:
+        """Undo the victim's row of this step, if it has one: tokens, budget, copy, publication."""
+        batch = step.batch
+        if victim not in batch.requests:
+            return False
+        index = batch.requests.index(victim)
+        del batch.requests[index]
+        victim.num_computed = batch.starts.pop(index)
+        step.left += batch.counts.pop(index)
+        batch.partial = {i - (i > index) for i in batch.partial if i != index}
+        step.filled = [request for request in step.filled if request is not victim]
+        return True
+
+    # ------------------------------------------------------------------ phase 2
+    def publish_filled(self, step: Step) -> None:
+        """Index the blocks that this step fills. Not earlier: a row could still be rolled back,
+        and another request would then share K/V that nobody writes."""
+        for request in step.filled:
+            self.manager.publish(request, step.batch)
+        step.filled = []
+
+    # ------------------------------------------------------------------ phase 3
+    def admit_waiting(self, step: Step) -> None:
+        """Bring in who waits: swapped requests first, then the queue; nobody overtakes its head."""
+        for request in self._in_order(self.swapped) if self.swapped else ():
+            if not self._swap_in(step, request):
+                return self._explain_queue(request)
+        while (head := self.waiting.peek()) is not None:
+            if not self._admit(step, head):
+                return self._explain_queue(head)
+
+    def _in_order(self, requests: list[Request]) -> list[Request]:
+        key, manager = self.order.key, self.manager
+        if self.order.dynamic:
+            return sorted(requests, key=lambda request: request.seq)
+        return sorted(requests, key=lambda request: key(request, manager))
+
+    def _swap_in(self, step: Step, request: Request) -> bool:
+        if not self._has_room(step, request):
+            return False
+        start = request.num_computed
+        count = self._chunk(request, request.num_tokens - start, step.left)
+        if not self.manager.swap_in(request, start + count, step.batch):
+            return self._block(request, "blocks", self.manager.blocks_for(start + count),
+                               self.manager.pool.num_free)
+        self.swapped.remove(request)
+        self._start(step, request, count)
+        return True
+
+    def _admit(self, step: Step, request: Request) -> bool:
+        if not self._has_room(step, request):
+            return False
+        parent = request.parent
+        if parent is not None and parent.status is RUNNING and not request.num_preemptions:
+            return self._admit_fork(step, request, parent)
+        manager, config = self.manager, self.config
+        hit = manager.find_hit(request)
+        cached = len(hit) * config.block_size
+        count = self._chunk(request, request.num_tokens - cached, step.left)
+        refused = self.batching.refuses(self, request, hit)
+        if refused is not None:
+            return self._block(request, *refused)
+        must_fit = request.num_tokens if config.full_sequence_must_fit else cached + count
+        need = manager.blocks_taken(hit, must_fit)
+        have = manager.pool.num_free - (self._watermark if self.running else 0)
+        if need > have:
+            return self._block(request, "blocks", need, have)
+        manager.admit(request, hit, cached + count)
+        request.num_computed = cached
+        if not request.num_preemptions:
+            request.num_hit = cached
+        self._consider(request, "admitted", "ok", need, have)
+        self.waiting.pop()
+        self._start(step, request, count)
+        return True
+
+    def _admit_fork(self, step: Step, request: Request, parent: Request) -> bool:
+        """A further sample of a prompt: share the parent's blocks, compute the last prompt token
+        again (it is the one whose logits the first sample is drawn from)."""
+        cached = min(request.num_prompt - 1, parent.num_computed)
+        need = self.manager.blocks_for(request.num_tokens) - cached // self.config.block_size
+        have = self.manager.pool.num_free
+        refused = self.batching.refuses(self, request, parent.block_table[:0])
+        if refused is not None:
+            return self._block(request, *refused)
+        if need > have:
+            return self._block(request, "blocks", need, have)
+        self.manager.fork(parent, request, cached)
+        request.num_hit = cached
+        count = self._chunk(request, request.num_tokens - cached, step.left)
+        self.manager.make_writable(request, cached, cached + count, step.batch)
+        self._consider(request, "admitted", "ok", need, have)
+        self.waiting.pop()
+        self._start(step, request, count)
+        return True
+
+    def _start(self, step: Step, request: Request, count: int) -> None:
+        """A request joins the running ones with its first row. It is published at once, so that
+        an equal prompt admitted next, in this very step, shares its blocks."""
+        request.status = RUNNING
+        self.running.append(request)
+        self._add_row(step, request, request.num_computed, count)
+        self.publish_filled(step)
+
+    def _has_room(self, step: Step, request: Request) -> bool:
+        if len(self.running) >= self.config.max_num_seqs:
+            return self._block(request, "seqs", len(self.running) + 1, self.config.max_num_seqs)
+        if not step.left:
+            return self._block(request, "budget", 1, 0)
+        return True
+
+    # ------------------------------------------------------------------ why not
+    def _consider(self, request: Request, verdict: str, reason: str, need: int, have: int) -> None:
+        if self._emit is not None:
+            self._emit("consider", request=request.id, verdict=verdict, reason=reason,
+                       need=need, have=have)
+
+    def _block(self, request: Request, reason: str, need: int, have: int) -> bool:
+        """Remember and report why the head of the line stays out. Always False."""
+        self.blocked = (request.id, reason, need, have)
+        self._consider(request, "blocked", reason, need, have)
+        return False
+
+    def _explain_queue(self, head: Request) -> None:
+        """One event for all who wait behind a blocked head: nobody overtakes."""
+        behind = len(self.waiting) + len(self.swapped) - 1
+        if behind and self._emit is not None:
+            self._emit("consider", request=None, verdict="blocked", reason="behind",
+                       need=0, have=0, behind=head.id, count=behind)

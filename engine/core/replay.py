@@ -1,0 +1,236 @@
+"""From the log alone back to the full state: queues, block tables, ref counts, content index.
+
+The replayer applies events; it does not decide anything. So what it shows is what the log says,
+and a state that contradicts itself is a fault of the log (LogError with the event's number).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.core.errors import LogError
+
+SNAPSHOT_EVERY = 64  # steps
+
+
+@dataclass(slots=True)
+class RequestState:
+    """One request at one moment of a replay."""
+
+    id: str
+    prompt: int  # tokens
+    limit: int
+    num_tokens: int  # tokens known
+    num_computed: int = 0  # tokens whose K/V is written
+    block_table: list[int] = field(default_factory=list)
+    cpu_table: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # ids, where the log has them
+    status: str = "waiting"  # waiting running swapped finished
+    reason: str | None = None  # of finishing
+    priority: int = 0
+    arrived: float = 0.0
+    first_token: float | None = None
+    finished_at: float | None = None
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """Everything at one moment. `owners[b]` lists the holders of block b, so its ref count is
+    their number; a block without owners is free, and still cached if it is in `cached`."""
+
+    step: int = -1
+    time: float = 0.0
+    requests: dict[str, RequestState] = field(default_factory=dict)  # in order of arrival
+    waiting: list[str] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
+    swapped: list[str] = field(default_factory=list)
+    finished: dict[str, str] = field(default_factory=dict)  # id -> reason
+    rejected: dict[str, str] = field(default_factory=dict)  # id -> sentence
+    owners: dict[int, list[str]] = field(default_factory=dict)
+    cached: dict[int, str] = field(default_factory=dict)  # block -> content key
+
+    def refcount(self, block: int) -> int:
+        return len(self.owners.get(block, ()))
+
+    def apply(self, event: dict[str, Any]) -> None:
+        """Advance by one event. LogError if the event contradicts the state."""
+        try:
+            getattr(self, "_on_" + event["e"])(event)
+        except (KeyError, ValueError, IndexError, TypeError, AttributeError) as error:
+            raise LogError(f"event {event.get('n')} ({event.get('e')}) contradicts the log before "
+                           f"it: {type(error).__name__} {error}") from error
+        self.time = event["t"]
+
+    # ------------------------------------------------------------------ one method a kind
+    def _on_arrive(self, event: dict[str, Any]) -> None:
+        name = event["request"]
+        self.requests[name] = RequestState(
+            name, event["prompt"], event["limit"], event["prompt"],
+            tokens=list(event.get("tokens", ())), priority=event.get("priority", 0),
+            arrived=event["at"])
+        self.waiting.append(name)
+
+    def _on_reject(self, event: dict[str, Any]) -> None:
+        self.rejected[event["request"]] = event["error"]
+
+    def _on_step_begin(self, event: dict[str, Any]) -> None:
+        self.step = event["step"]
+
+    def _on_consider(self, event: dict[str, Any]) -> None:
+        if event["verdict"] == "admitted":
+            self._move(event["request"], self.running, "running")
+
+    def _on_share(self, event: dict[str, Any]) -> None:
+        request = self.requests[event["request"]]
+        request.num_computed = event["tokens"]
+        for block in event["blocks"]:
+            self._hold(request, block)
+
+    def _on_alloc(self, event: dict[str, Any]) -> None:
+        request = self.requests[event["request"]]
+        if len(request.block_table) != event["first"]:
+            raise ValueError(f"table of {request.id} has {len(request.block_table)} blocks")
+        for block in event["blocks"]:
+            if self.owners.get(block):
+                raise ValueError(f"block {block} is in use")
+            self._hold(request, block)
+
+    def _on_evict(self, event: dict[str, Any]) -> None:
+        del self.cached[event["block"]]
+
+    def _on_cache(self, event: dict[str, Any]) -> None:
+        self.cached.update(zip(event["blocks"], event["keys"], strict=True))
+
+    def _on_withdraw(self, event: dict[str, Any]) -> None:
+        for block in event["blocks"]:
+            self.cached.pop(block, None)
+
+    def _on_copy(self, event: dict[str, Any]) -> None:
+        request, old, new = self.requests[event["request"]], event["from"], event["to"]
+        request.block_table[request.block_table.index(old)] = new
+        self.owners[old].remove(request.id)
+        self.owners.setdefault(new, []).append(request.id)
+
+    def _on_swap(self, event: dict[str, Any]) -> None:
+        request = self.requests[event["request"]]
+        if event["direction"] == "out":
+            request.cpu_table = [to for _, to in event["pairs"]]
+        else:
+            request.cpu_table = []
+            self._move(request.id, self.running, "running")
+
+    def _on_free(self, event: dict[str, Any]) -> None:
+        request = self.requests[event["request"]]
+        if list(reversed(event["blocks"])) != request.block_table:
+            raise ValueError(f"table of {request.id} is {request.block_table}")
+        for block in event["blocks"]:
+            self.owners[block].remove(request.id)
+        request.block_table = []
+
+    def _on_preempt(self, event: dict[str, Any]) -> None:
+        request = self.requests[event["request"]]
+        request.preemptions += 1
+        if event["mode"] == "swap":
+            self._move(request.id, self.swapped, "swapped")
+            request.num_computed = event["computed"]
+        else:
+            self._move(request.id, self.waiting, "waiting", at=0)
+            request.num_computed = 0
+
+    def _on_batch(self, event: dict[str, Any]) -> None:
+        for name, start, count in zip(event["requests"], event["starts"], event["counts"],
+                                      strict=True):
+            request = self.requests[name]
+            if request.num_computed != start:
+                raise ValueError(f"{name} has {request.num_computed} tokens computed, not {start}")
+            request.num_computed = start + count
+        self._rows = event["requests"]
+
+    def _on_token(self, event: dict[str, Any]) -> None:
+        for name, token in zip(self._rows, event["tokens"], strict=True):
+            request = self.requests[name]
+            if token is None or request.status == "finished":
+                continue
+            request.num_tokens += 1
+            request.tokens.append(token)
+            if request.first_token is None:
+                request.first_token = event["t"]
+
+    def _on_time(self, event: dict[str, Any]) -> None:
+        pass
+
+    def _on_finish(self, event: dict[str, Any]) -> None:
+        name = event["request"]
+        self._move(name, None, "finished")
+        self.finished[name] = event["reason"]
+        request = self.requests[name]
+        request.reason, request.finished_at, request.cpu_table = event["reason"], event["t"], []
+
+    _rows: Sequence[str] = field(default=())
+
+    # ------------------------------------------------------------------ helpers
+    def _hold(self, request: RequestState, block: int) -> None:
+        request.block_table.append(block)
+        self.owners.setdefault(block, []).append(request.id)
+
+    def _move(self, name: str, queue: list[str] | None, status: str, at: int | None = None) -> None:
+        request = self.requests[name]
+        old = {"waiting": self.waiting, "running": self.running, "swapped": self.swapped}
+        if request.status in old:
+            old[request.status].remove(name)
+        request.status = status
+        if queue is not None:
+            queue.insert(len(queue) if at is None else at, name)
+
+
+class Replayer:
+    """Random access to the states of a log. States are copies: look at them, change nothing.
+
+    A step's events run from its `step_begin` up to the next one. LogError, naming the event, if
+    the log contradicts itself. O(log) once; a seek applies at most SNAPSHOT_EVERY steps.
+    """
+
+    def __init__(self, events: Sequence[dict[str, Any]]):
+        self.events = events
+        self._first: list[int] = []  # index of each step's first event
+        self._snapshots: list[State] = []  # the states before steps 0, SNAPSHOT_EVERY, …
+        state = State()
+        for number, event in enumerate(events):
+            if event["e"] == "step_begin":
+                if len(self._first) % SNAPSHOT_EVERY == 0:
+                    self._snapshots.append(deepcopy(state))
+                self._first.append(number)
+            state.apply(event)
+        self.final = state
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._first)
+
+    def events_of(self, step: int) -> Sequence[dict[str, Any]]:
+        """The events of step `step` (0-based), its arrivals first. IndexError if there is none."""
+        if not 0 <= step < self.num_steps:
+            raise IndexError(f"step {step} of {self.num_steps}")
+        end = self._first[step + 1] if step + 1 < self.num_steps else len(self.events)
+        return self.events[self._first[step]:end]
+
+    def state_before(self, step: int) -> State:
+        """The state when the step's first event has not happened yet."""
+        if not 0 <= step < self.num_steps:
+            raise IndexError(f"step {step} of {self.num_steps}")
+        snapshot = step // SNAPSHOT_EVERY
+        state = deepcopy(self._snapshots[snapshot])
+        for event in self.events[self._first[snapshot * SNAPSHOT_EVERY]:self._first[step]]:
+            state.apply(event)
+        return state
+
+    def state_after(self, step: int) -> State:
+        """The state when the step is committed."""
+        state = self.state_before(step)
+        for event in self.events_of(step):
+            state.apply(event)
+        return state

@@ -1,0 +1,199 @@
+"""One request as the core sees it: which tokens are known, which are computed, when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from hashlib import blake2b
+from struct import Struct
+from typing import Any
+
+from engine.core.errors import RequestError
+
+
+class RequestStatus(Enum):
+    """Where a request is. FINISHED_* of other engines is FINISHED here, with a `finish_reason`."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of a request are drawn and when it ends. Names and meanings are vLLM's.
+
+    Raises RequestError at construction when a value is out of range. The core itself reads only
+    n, max_tokens, min_tokens, stop_token_ids and ignore_eos; the rest is for the runner.
+    """
+
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = 0  # 0 or -1: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None  # how many alternatives a token to report
+    seed: int | None = None  # None: derived from the engine's seed and the request's id
+    n: int = 1  # samples of one prompt
+    max_tokens: int | None = 16  # None: what max_model_len leaves
+    min_tokens: int = 0  # no stop before that many output tokens
+    stop: tuple[str, ...] = ()  # stop strings, matched by the detokenizer
+    include_stop_str_in_output: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if isinstance(self.logit_bias, dict):
+            object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
+        for name in ("stop", "stop_token_ids", "logit_bias"):
+            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        for name, good, rule in self._rules():
+            if not good:
+                raise RequestError(f"{name}={getattr(self, name)!r} {rule}")
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        finite = (-1e308, 1e308)
+        return [
+            ("temperature", 0.0 <= self.temperature <= finite[1], "must be finite and at least 0"),
+            ("top_k", self.top_k >= -1, "must be -1 or 0 (off) or at least 1"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "must lie in (0, 1]"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "must lie in [0, 1]"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= finite[1],
+             "must be finite and above 0"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "must lie in [-2, 2]"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "must lie in [-2, 2]"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "must lie in [0, 20]"),
+            ("n", self.n >= 1, "must be at least 1"),
+            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1,
+             "must be at least 1: a request for no tokens has nothing to do"),
+            ("min_tokens", self.min_tokens >= 0 and
+             (self.max_tokens is None or self.min_tokens <= self.max_tokens),
+             "must lie between 0 and max_tokens"),
+            ("stop", all(isinstance(s, str) and s for s in self.stop),
+             "must hold non-empty strings"),
+        ]
+
+
+class Request:
+    """The life of one sequence. The scheduler writes it; executors only read it.
+
+    Two counters say everything about progress (DESIGN 2): `num_tokens`, the tokens known (prompt
+    and output; while a step is in flight under look-ahead, also the one token it will bring), and
+    `num_computed`, the tokens whose K/V is written, or is written by a step already scheduled.
+    A step computes tokens [num_computed, end) with end <= num_tokens.
+
+    A simulated request may carry `keys` (one per full prompt block, content-derived by whoever
+    made the workload) and a prompt *length* instead of token ids; it hashes nothing.
+    """
+
+    __slots__ = (
+        "id", "seq", "params", "priority", "arrival_time", "deadline", "cache_salt", "parent",
+        "children", "tokens", "keys", "own_keys", "num_prompt", "num_tokens", "num_computed",
+        "limit", "stop_ids", "status", "finish_reason", "error", "block_table", "cpu_table",
+        "writable", "num_published", "num_hit", "num_preemptions", "user",
+    )
+
+    def __init__(self, request_id: str, prompt: Sequence[int] | int, params: SamplingParams, *,
+                 eos_ids: Sequence[int] = (), priority: int = 0, arrival_time: float = 0.0,
+                 deadline: float | None = None, cache_salt: str = "",
+                 keys: Sequence[Any] | None = None, parent: Request | None = None,
+                 user: Any = None):
+        """`prompt` is the token ids, or just their number for a simulated request."""
+        self.id = request_id
+        self.seq = -1  # set once at intake: the place in line; ties of every policy end here
+        self.params = params
+        self.priority = priority  # smaller is sooner
+        self.arrival_time = arrival_time  # seconds on the caller's clock
+        self.deadline = deadline  # seconds on the same clock; the loop aborts what is past it
+        self.cache_salt = cache_salt
+        self.parent = parent  # n > 1: the sample whose prompt blocks this one forks
+        self.children: list[Request] = []
+        self.tokens: list[int] | None = None if isinstance(prompt, int) else list(prompt)
+        self.keys: list[Any] = []  # content key of each full block known so far, in order
+        self.own_keys = keys  # given keys of the prompt's full blocks; None: hash the tokens
+        self.num_prompt = prompt if isinstance(prompt, int) else len(prompt)
+        self.num_tokens = self.num_prompt
+        self.num_computed = 0
+        self.limit = 0  # num_tokens at which it ends by length; set at intake
+        self.stop_ids = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(eos_ids))
+        self.status = RequestStatus.WAITING
+        self.finish_reason: str | None = None  # one of FINISH_REASONS
+        self.error: str | None = None  # the sentence that goes with finish_reason "error"
+        self.block_table: list[int] = []  # append-only while running, but for copy-on-write
+        self.cpu_table: list[int] = []  # where the K/V lies while swapped
+        self.writable = 0  # tokens [num_computed, writable) have a slot nobody else can see
+        self.num_published = 0  # full blocks whose content is in the index
+        self.num_hit = 0  # prompt tokens found in the prefix cache at first admission
+        self.num_preemptions = 0
+        self.user = user  # the caller's own, never read here
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens known."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def output_tokens(self) -> list[int]:
+        """A copy of the output token ids; empty for a request without token ids."""
+        return self.tokens[self.num_prompt:] if self.tokens is not None else []
+
+    @property
+    def finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def __repr__(self) -> str:
+        return (f"Request({self.id}, {self.status.value}, "
+                f"{self.num_computed}/{self.num_tokens} computed, {len(self.block_table)} blocks)")
+
+
+# --------------------------------------------------------------------------- content keys
+
+def extend_keys(request: Request, num_blocks: int, block_size: int) -> list[Any]:
+    """The request's first `num_blocks` content keys (fewer if fewer full blocks are known).
+
+    A key names the block's tokens *and everything before them*: blake2b-128 over (parent key,
+    token ids, and for the first block the salt), so equal keys mean equal K/V. Chained block
+    hashing is vLLM's idea. Keys are kept on the request: a token is hashed once in its life.
+    """
+    keys = request.keys
+    have = len(keys)
+    if have >= num_blocks:
+        return keys
+    if request.own_keys is not None:
+        return _extend_given_keys(request, num_blocks, block_size)
+    tokens = request.tokens
+    assert tokens is not None, "a request without token ids needs keys"
+    num_blocks = min(num_blocks, len(tokens) // block_size)
+    parent = keys[-1] if keys else b"tandem\0" + request.cache_salt.encode()
+    pack = _packer(block_size)
+    for start in range(have * block_size, num_blocks * block_size, block_size):
+        parent = blake2b(parent + pack(*tokens[start:start + block_size]), digest_size=16).digest()
+        keys.append(parent)
+    return keys
+
+
+@cache
+def _packer(block_size: int) -> Callable[..., bytes]:
+    """Token ids of one block as little-endian 64-bit integers: no two blocks give equal bytes."""
+    return Struct(f"<{block_size}q").pack
+
+
+def _extend_given_keys(request: Request, num_blocks: int, block_size: int) -> list[Any]:
+    """Given keys for the prompt's full blocks, then keys no other request can have."""
+    given = request.own_keys or ()
+    num_blocks = min(num_blocks, request.num_tokens // block_size)
+    for index in range(len(request.keys), num_blocks):
+        request.keys.append(given[index] if index < len(given) else (request.id, index))
+    return request.keys

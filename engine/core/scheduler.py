@@ -1,0 +1,276 @@
+"""The scheduler: which request computes how many tokens in the next step, and why the others wait.
+
+There is no prefill and no decode here, only requests whose `num_computed` chases their
+`num_tokens` (vLLM v1's view). One step:
+
+    schedule()   intake, then the batching policy calls the phases
+                 1. continue_running   each running request, in order; may preempt
+                 2. publish_filled     full blocks become shareable: nothing is rolled back any more
+                 3. admit_waiting      swapped ones, then waiting ones, in the order policy's order
+    commit()     sampled tokens are appended; who is done leaves
+
+`submit` and `abort` may be called from any thread: they only append to an inbox. Everything else
+belongs to one thread by design: a step is a chain of decisions about shared blocks, each seeing the
+one before, so a lock inside it could only ever be held from end to end.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from engine.core.batch import Batch, RowFailed
+from engine.core.config import SchedulerConfig
+from engine.core.errors import RequestError
+from engine.core.intake import arrival_fields, check_request
+from engine.core.phases import FINISHED, RUNNING, SWAPPED, WAITING, Step, StepPhases
+from engine.core.request import Request
+from engine.core.stable import advance, stable_steps
+
+Ending = tuple[Request, str, str | None]  # who, finish reason, error sentence
+
+
+class Scheduler(StepPhases):
+    """Drives requests from submit to finish over a BlockManager.
+
+    Policies come by name from the config or as objects; `pool` replaces the block pool (that is
+    how a student's part is plugged in); `emit(kind, **fields)` receives every event.
+    """
+
+    def __init__(self, config: SchedulerConfig, **parts: Any):
+        """`parts` as of StepPhases. UnknownPolicy if a name in the config is not registered."""
+        super().__init__(config, **parts)
+        self.num_steps = 0
+        self._inbox: deque[tuple[str, Any]] = deque()
+        self._seq = 0
+        self._parents: list[Request] = []  # their further samples wait for their prompt
+        self._in_flight: list[Batch] = []  # scheduled, not committed: at most 2, under look-ahead
+
+    # ------------------------------------------------------------------ intake, from any thread
+    def submit(self, request: Request) -> None:
+        """Queue a request. RequestError, with nothing changed, if it can never run here."""
+        try:
+            check_request(request, self.config)
+        except RequestError as error:
+            self.reject(request, str(error))
+            raise
+        self._inbox.append(("submit", request))
+
+    def reject(self, request: Request, sentence: str) -> None:
+        """Put a refusal into the log: for checks outside the core, such as the vocabulary's."""
+        self._inbox.append(("reject", (request.id, sentence)))
+
+    def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> None:
+        """End a request wherever it is. Unknown or finished ids are ignored."""
+        self._inbox.append(("abort", (request_id, reason, error)))
+
+    def has_unfinished(self) -> bool:
+        """True while a request is anywhere between submit and finish, or the inbox holds news."""
+        return bool(self.live or self._inbox)
+
+    def has_news(self) -> bool:
+        """True if the inbox holds something the next schedule() will act on."""
+        return bool(self._inbox)
+
+    def _open_inbox(self) -> list[Request]:
+        """Take what came in since the last step; the requests that an abort ended."""
+        ended: list[Request] = []
+        while self._inbox:
+            what, payload = self._inbox.popleft()
+            if what == "submit":
+                self._arrive(payload)
+            elif what == "abort":
+                request_id, reason, error = payload
+                if request_id in self.live:
+                    request = self.live[request_id]
+                    self._finish(request, reason, error)
+                    ended.append(request)
+            elif self._emit is not None:
+                self._emit("reject", request=payload[0], error=payload[1])
+        return ended
+
+    def _arrive(self, request: Request) -> None:
+        if request.id in self.live:
+            sentence = f"request id {request.id!r} is already taken by a request that still runs"
+            request.status, request.finish_reason, request.error = FINISHED, "error", sentence
+            if self._emit is not None:
+                self._emit("reject", request=request.id, error=sentence)
+            return
+        request.seq = self._seq
+        self._seq += 1
+        self.live[request.id] = request
+        if self._emit is not None:
+            self._emit("arrive", **arrival_fields(request))
+        parent = request.parent
+        if parent is None or parent.finished or parent.num_output:
+            self.waiting.push(request)
+        else:
+            if not parent.children:
+                self._parents.append(parent)
+            parent.children.append(request)
+
+    # ------------------------------------------------------------------ one step
+    def schedule(self) -> Batch:
+        """Decide the next step. Computed counters move at once; tokens come with `commit`.
+
+        May be called once more before the last batch is committed (look-ahead): the tokens that
+        one will bring then count as known, but never past a request's limit.
+        """
+        if self._in_flight:
+            self._expect_tokens(self._in_flight[-1])
+        step = Step(self.num_steps, self.config.max_num_batched_tokens)
+        self.num_steps += 1
+        batch = step.batch
+        if self._emit is not None:
+            self._emit("step_begin", step=batch.step, budget=step.left)
+        batch.ended = self._open_inbox()
+        if self._parents:
+            self._release_children()
+        self.waiting.refresh()
+        self.blocked = None
+        self.batching.fill(self, step)
+        batch.num_tokens = self.config.max_num_batched_tokens - step.left
+        batch.overlapped = bool(self._in_flight)
+        for other in self._in_flight:
+            other.overlapped = True
+        self._in_flight.append(batch)
+        if self._emit is not None:
+            self._emit("batch", step=batch.step, requests=[r.id for r in batch.requests],
+                       starts=batch.starts, counts=batch.counts, partial=sorted(batch.partial),
+                       waiting=len(self.waiting), running=len(self.running),
+                       swapped=len(self.swapped), free=self.manager.pool.num_free)
+        else:
+            batch.stable = stable_steps(self, batch)
+        return batch
+
+    def _expect_tokens(self, batch: Batch) -> None:
+        """Look-ahead: count the token each sampling row of an uncommitted step will bring. Not for
+        a row that reaches its limit with it: there is nothing to compute after that."""
+        for index, request in enumerate(batch.requests):
+            if index not in batch.partial and request.status is RUNNING:
+                known = batch.starts[index] + batch.counts[index] + 1
+                if known < request.limit:
+                    request.num_tokens = known
+
+    def _release_children(self) -> None:
+        """Further samples join the queue once their parent's prompt is computed, or never will."""
+        for parent in self._parents:
+            if parent.finished or parent.num_output:
+                for child in parent.children:
+                    self.waiting.push(child)
+                parent.children = []
+        self._parents = [parent for parent in self._parents if parent.children]
+
+    # ------------------------------------------------------------------ results
+    def commit(self, batch: Batch, tokens: Sequence[int | None | RowFailed], *, steps: int = 1,
+               stopped: Iterable[str] = ()) -> list[Request]:
+        """End a step with its sampled tokens, one entry a row; the requests that finished in it.
+
+        `stopped` are ids whose text completed a stop string. `steps` > 1 (at most
+        `batch.stable_steps()`) stands for that many equal steps of requests without token ids.
+        Results for requests that were aborted or preempted meanwhile are kept or dropped without
+        moving a counter. ValueError if the entries do not match the rows.
+        """
+        if len(tokens) != len(batch.requests):
+            raise ValueError(f"{len(tokens)} results for {len(batch.requests)} rows")
+        if any(tokens[index] is not None for index in batch.partial):
+            raise ValueError(f"a partial chunk samples nothing: rows {sorted(batch.partial)}")
+        self._in_flight.remove(batch)
+        if self._emit is not None:
+            self._emit("token", step=batch.step,
+                       tokens=[token if token.__class__ is int else None for token in tokens])
+        if steps > 1:
+            advance(self, batch, steps)
+        done: list[Ending] = []
+        if stopped or batch.overlapped or not set(map(type, tokens)) <= {int}:
+            stopped = frozenset(stopped)
+            for index, token in enumerate(tokens):
+                if index not in batch.partial:
+                    self._commit_row(batch, index, token, stopped, done)
+        else:
+            self._commit_tokens(batch.requests, tokens, done)
+        for request, reason, error in done:
+            self._finish(request, reason, error)
+        return batch.ended + [request for request, _, _ in done]
+
+    def _commit_tokens(self, requests: list[Request], tokens: Sequence[Any],
+                       done: list[Ending]) -> None:
+        """The common step: a token for each row, and nothing else happened since schedule()."""
+        for request, token in zip(requests, tokens):
+            if request.tokens is not None:
+                request.tokens.append(token)
+            known = request.num_tokens = request.num_computed + 1
+            if known >= request.limit or token in request.stop_ids:
+                self._end_by_token(request, token, done)
+
+    def _commit_row(self, batch: Batch, index: int, token: int | None | RowFailed,
+                    stopped: frozenset[str], done: list[Ending]) -> None:
+        """The uncommon row: it failed, its text stopped, or the request changed while in flight."""
+        request = batch.requests[index]
+        if request.finished:
+            return  # aborted in flight: the result comes too late
+        if not isinstance(token, int):
+            reason = token.reason if isinstance(token, RowFailed) else "no token was returned"
+            self.manager.withdraw(batch, request)
+            done.append((request, "error", reason))
+            return
+        if request.tokens is not None:
+            request.tokens.append(token)
+        request.num_tokens = batch.starts[index] + batch.counts[index] + 1
+        if request.status is RUNNING:
+            # Under look-ahead a block can fill before its last token is known: now it is.
+            self.manager.publish(request, self._in_flight[-1] if self._in_flight else batch)
+        if request.id in stopped:
+            done.append((request, "stop", None))
+        else:
+            self._end_by_token(request, token, done)
+
+    def _end_by_token(self, request: Request, token: int,
+                      done: list[Ending]) -> None:
+        """Stop tokens count from min_tokens on; the length limit always does."""
+        if token in request.stop_ids and request.num_output >= request.params.min_tokens:
+            done.append((request, "stop", None))
+        elif request.num_tokens >= request.limit:
+            done.append((request, "length", None))
+
+    def fail(self, batch: Batch, reason: str) -> list[Request]:
+        """The executor raised: nothing of this step was written. Its requests end with an error,
+        what it published is withdrawn, and who it swapped out computes again. Under look-ahead,
+        fail the batches scheduled on top of it too. Returns the requests that ended."""
+        self._in_flight.remove(batch)
+        self.manager.withdraw(batch)
+        for request in batch.preempted:
+            if request.status is SWAPPED:
+                self.swapped.remove(request)
+                self.manager.drop_swapped(request)
+                request.num_computed = 0
+                request.status = WAITING
+                self.waiting.push(request)
+        ended = [request for request in batch.requests if not request.finished]
+        for request in ended:
+            self._finish(request, "error", reason)
+        return batch.ended + ended
+
+    def _finish(self, request: Request, reason: str, error: str | None = None) -> None:
+        """Take a request out, wherever it is, and give back all it holds."""
+        if request.status is RUNNING:
+            self.running.remove(request)
+        elif request.status is SWAPPED:
+            self.swapped.remove(request)
+            self.manager.drop_swapped(request)
+        elif request.parent is not None and request in request.parent.children:
+            request.parent.children.remove(request)
+        else:
+            self.waiting.remove(request)
+        self.manager.free(request)
+        request.status, request.finish_reason, request.error = FINISHED, reason, error
+        del self.live[request.id]
+        if self._emit is not None:
+            more = {} if error is None else {"error": error}
+            self._emit("finish", request=request.id, reason=reason, outputs=request.num_output,
+                       **more)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached content. False, with nothing changed, while any block is in use."""
+        return self.manager.pool.reset()

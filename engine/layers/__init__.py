@@ -1,0 +1,1 @@
+"""Building blocks of decoder models; every one knows its checkpoint tensors and its shard."""

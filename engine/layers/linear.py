@@ -1,0 +1,108 @@
+"""Linear layers: several checkpoint matrices packed into one, split over ranks, oneDNN-packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.layers.shard import Shard, Slot
+
+
+class Weight(nn.Module):
+    """A matrix [out, in] (and bias [out]) applied to rows: y = x W^T + b.
+
+    `prepare()` may trade the matrix for a layout that the CPU multiplies 1.3 to 1.9 times faster
+    at small batch sizes; after it the parameter is empty and only `forward` may be used.
+    """
+
+    def __init__(self, num_in: int, num_out: int, bias: bool, dtype: torch.dtype):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_out, num_in, dtype=dtype), requires_grad=False)
+        self.bias = (nn.Parameter(torch.empty(num_out, dtype=dtype), requires_grad=False)
+                     if bias else None)
+        self.packed: torch.Tensor | None = None
+
+    def prepare(self) -> None:
+        """Called once, when all weights are in place."""
+        self.packed = pack(self.weight)
+        if self.packed is not None:
+            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return multiply(x, self.weight, self.packed, self.bias)
+
+
+class ColumnLinear(Weight):
+    """Matrices of one input, laid under each other in the order of `parts` {name: outputs}.
+
+    Each is split by outputs, so a rank computes its own heads (or channels) of every part.
+    """
+
+    def __init__(self, num_in: int, parts: Mapping[str, int], shard: Shard, dtype: torch.dtype,
+                 bias: bool = False):
+        self.parts = {name: shard.share(size, name) for name, size in parts.items()}
+        super().__init__(num_in, sum(self.parts.values()), bias, dtype)
+        self.shard = shard
+
+    def slots(self, name: str) -> Iterator[tuple[str, Slot]]:
+        rank, size = self.shard.rank, self.shard.size
+        offset, num_in = 0, self.weight.shape[1]
+        for part, share in self.parts.items():
+            rows = slice(offset, offset + share)
+            offset += share
+            yield f"{part}.weight", Slot(self.weight.data[rows], (share * size, num_in), 0, share * rank)
+            if self.bias is not None:
+                yield f"{part}.bias", Slot(self.bias.data[rows], (share * size,), 0, share * rank)
+
+
+class RowLinear(Weight):
+    """A matrix split by inputs: each rank adds its part of every output, then all are summed."""
+
+    def __init__(self, num_in: int, num_out: int, shard: Shard, dtype: torch.dtype,
+                 bias: bool = False):
+        super().__init__(shard.share(num_in, "inputs"), num_out, bias, dtype)
+        self.shard = shard
+
+    def slots(self, name: str) -> Iterator[tuple[str, Slot]]:
+        num_out, share = self.weight.shape
+        yield f"{name}.weight", Slot(self.weight.data, (num_out, share * self.shard.size), 1,
+                                     share * self.shard.rank)
+        if self.bias is not None:
+            yield f"{name}.bias", Slot(self.bias.data, (num_out,))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.shard.size == 1:
+            return super().forward(x)
+        y = self.shard.sum(multiply(x, self.weight, self.packed, None))
+        return y if self.bias is None else y + self.bias
+
+
+# ------------------------------------------------------------------------ oneDNN-packed weights
+
+def multiply(x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor | None,
+             bias: torch.Tensor | None) -> torch.Tensor:
+    """x W^T + b with whichever form of W there is."""
+    if packed is None:
+        return F.linear(x, weight, bias)
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor | None:
+    """`weight` in oneDNN's blocked layout, or None where this machine or build has no such thing.
+
+    The operators are private to PyTorch, so their absence is no error. One packing, made for 32
+    rows, serves all batch sizes (measured: shared/research/cpu_engine.md).
+    """
+    ops = torch.ops.mkldnn
+    if weight.device.type != "cpu" or not hasattr(ops, "_linear_pointwise"):
+        return None
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return None
+    supported = {torch.float32: lambda: True, torch.bfloat16: ops._is_mkldnn_bf16_supported,
+                 torch.float16: ops._is_mkldnn_fp16_supported}.get(weight.dtype)
+    if supported is None or not supported():
+        return None
+    return ops._reorder_linear_weight(weight.detach(), 32)

@@ -1,0 +1,26 @@
+"""The gated feed-forward block of the Llama family."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from engine.layers.linear import ColumnLinear, RowLinear
+from engine.layers.shard import Shard
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)); gate and up are one matrix product."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, shard: Shard, dtype: torch.dtype,
+                 bias: bool = False):
+        super().__init__()
+        self.gate_up_proj = ColumnLinear(
+            hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, shard,
+            dtype, bias)
+        self.down_proj = RowLinear(intermediate_size, hidden_size, shard, dtype, bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # [tokens, intermediate / ranks] each
+        return self.down_proj(F.silu(gate).mul_(up))

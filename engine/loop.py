@@ -1,0 +1,82 @@
+"""The one engine loop, used by both modes: submit, schedule, execute, commit, emit.
+
+It is a generator: it yields each batch and is sent what became of it. The real engine answers with
+the result of a forward pass, the simulator after letting the modelled time go by. Nothing in here
+knows which of the two it is talking to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.core.batch import Batch, RowFailed
+from engine.core.events import EventLog
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What an executor answers to a batch."""
+
+    tokens: list[int | None | RowFailed]  # one entry a row
+    seconds: float = 0.0  # how long the step took, measured or modelled
+    cost: dict[str, Any] | None = None  # breakdown for the `time` event
+    stopped: tuple[str, ...] = ()  # requests whose text completed a stop string
+    steps: int = 1  # equal steps this stands for, at most batch.stable_steps()
+    error: str | None = None  # the step failed as a whole, and why; `tokens` is not read then
+
+
+@dataclass(slots=True)
+class EngineLoop:
+    """A scheduler, a log, and the turn of the wheel; `on_finish` hears of each that ends."""
+
+    scheduler: Scheduler
+    log: EventLog | None = None
+    on_finish: Callable[[Request], None] | None = None
+    _deadlines: dict[str, float] = field(default_factory=dict)
+
+    def submit(self, request: Request) -> None:
+        """From any thread. RequestError if the request can never run; nothing changes then."""
+        self.scheduler.submit(request)
+        if request.deadline is not None:
+            self._deadlines[request.id] = request.deadline
+
+    def abort(self, request_id: str) -> None:
+        """From any thread, at any time; unknown ids are ignored."""
+        self.scheduler.abort(request_id)
+
+    def steps(self, clock: Callable[[], float]) -> Generator[Batch, StepResult, None]:
+        """Turn until nothing is unfinished. Yields each batch; send back its StepResult.
+
+        `clock()` gives seconds since the run began, on the clock of `Request.arrival_time`.
+        An empty batch is yielded too: time must pass before its reason can go away.
+        """
+        scheduler, log = self.scheduler, self.log
+        while scheduler.has_unfinished():
+            now = clock()
+            if log is not None:
+                log.now = now
+            if self._deadlines:
+                self._expire(now)
+            batch = scheduler.schedule()
+            result = yield batch
+            if log is not None:
+                log.now = clock()
+                log.emit("time", step=batch.step, seconds=result.seconds, **(result.cost or {}))
+            if result.error is not None:
+                ended = scheduler.fail(batch, result.error)
+            else:
+                ended = scheduler.commit(batch, result.tokens, steps=result.steps,
+                                         stopped=result.stopped)
+            for request in ended:
+                self._deadlines.pop(request.id, None)
+                if self.on_finish is not None:
+                    self.on_finish(request)
+
+    def _expire(self, now: float) -> None:
+        for request_id in [name for name, due in self._deadlines.items() if due <= now]:
+            due = self._deadlines.pop(request_id)
+            self.scheduler.abort(request_id, "abort", f"its deadline of {due:g} s has passed")

@@ -1,0 +1,99 @@
+"""Llama, and whoever shares its shape: SmolLM2, TinyLlama, Mistral."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from engine.layers.embedding import LMHead, VocabEmbedding
+from engine.layers.linear import ColumnLinear, RowLinear
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.rope import rotate
+from engine.layers.shard import Shard
+from engine.models.config import ModelConfig
+from engine.models.step import ModelStep
+
+
+class LlamaAttention(nn.Module):
+    """Grouped-query attention; q, k and v come from one matrix product."""
+
+    qkv_bias: bool | None = None  # None: as config.attention_bias says
+
+    def __init__(self, config: ModelConfig, layer: int, shard: Shard, dtype: torch.dtype):
+        super().__init__()
+        self.layer = layer
+        self.head_dim = dim = config.head_dim
+        self.heads = shard.share(config.num_attention_heads, "num_attention_heads")
+        self.kv_heads = shard.share(config.num_key_value_heads, "num_key_value_heads")
+        sizes = {"q_proj": config.num_attention_heads * dim,
+                 "k_proj": config.num_key_value_heads * dim,
+                 "v_proj": config.num_key_value_heads * dim}
+        bias = config.attention_bias if self.qkv_bias is None else self.qkv_bias
+        self.qkv_proj = ColumnLinear(config.hidden_size, sizes, shard, dtype, bias)
+        self.o_proj = RowLinear(config.num_attention_heads * dim, config.hidden_size, shard, dtype,
+                                config.attention_bias)
+
+    def forward(self, x: torch.Tensor, step: ModelStep) -> torch.Tensor:
+        # [tokens, heads + 2 kv_heads, head_dim]: q, k, v side by side
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        qk = rotate(self.normalize(qk), step.cos, step.sin)
+        q, k = qk.split((self.heads, self.kv_heads), dim=1)
+        return self.o_proj(step.attend(self.layer, q, k, v))
+
+    def normalize(self, qk: torch.Tensor) -> torch.Tensor:
+        """What some families do to q and k before they are rotated; nothing here."""
+        return qk
+
+
+class LlamaLayer(nn.Module):
+    """Attention and feed-forward, each on the normalised residual stream."""
+
+    attention_class: type[LlamaAttention] = LlamaAttention
+
+    def __init__(self, config: ModelConfig, layer: int, shard: Shard, dtype: torch.dtype):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.self_attn = self.attention_class(config, layer, shard, dtype)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, shard, dtype,
+                            config.mlp_bias)
+
+    def forward(self, x: torch.Tensor, step: ModelStep) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), step)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaModel(nn.Module):
+    """Embedding, layers, last norm: token ids [tokens] to hidden vectors [sampling rows, hidden]."""
+
+    def __init__(self, config: ModelConfig, layer_class: type[LlamaLayer], shard: Shard,
+                 dtype: torch.dtype):
+        super().__init__()
+        self.embed_tokens = VocabEmbedding(config.vocab_size, config.hidden_size, shard, dtype)
+        self.layers = nn.ModuleList(layer_class(config, index, shard, dtype)
+                                    for index in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+
+    def forward(self, ids: torch.Tensor, step: ModelStep) -> torch.Tensor:
+        x = self.embed_tokens(ids)
+        for layer in self.layers:
+            x = layer(x, step)
+        return self.norm(x.index_select(0, step.logits_indices))
+
+
+class LlamaForCausalLM(nn.Module):
+    """The whole model: logits [sampling rows, vocabulary] of the tokens that `step` asks for."""
+
+    layer_class: type[LlamaLayer] = LlamaLayer
+
+    def __init__(self, config: ModelConfig, shard: Shard, dtype: torch.dtype):
+        super().__init__()
+        self.config = config
+        self.model = LlamaModel(config, self.layer_class, shard, dtype)
+        self.lm_head = LMHead(config.vocab_size, config.hidden_size, shard, dtype,
+                              self.model.embed_tokens if config.tie_word_embeddings else None)
+
+    def forward(self, ids: torch.Tensor, step: ModelStep) -> torch.Tensor:
+        return self.lm_head(self.model(ids, step))

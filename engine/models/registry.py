@@ -1,0 +1,33 @@
+"""Which class computes which architecture. A new model is one module and one line here."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.layers.shard import Shard
+from engine.models.config import ModelConfig
+from engine.models.llama import LlamaForCausalLM
+from engine.models.qwen2 import Qwen2ForCausalLM
+from engine.models.qwen3 import Qwen3ForCausalLM
+from engine.weights.errors import UnsupportedModel
+
+MODELS: dict[str, type[LlamaForCausalLM]] = {
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "Qwen2ForCausalLM": Qwen2ForCausalLM,
+    "Qwen3ForCausalLM": Qwen3ForCausalLM,
+}
+
+
+def build_model(config: ModelConfig, shard: Shard, dtype: torch.dtype) -> LlamaForCausalLM:
+    """The model with uninitialised weights.
+
+    UnsupportedModel lists the known architectures; ConfigError if its heads cannot be split.
+    """
+    known = MODELS.get(config.architecture)
+    if known is None:
+        raise UnsupportedModel(f"architecture {config.architecture!r} of {config.name} is not known; "
+                               f"known: {', '.join(sorted(MODELS))}")
+    for what in ("num_attention_heads", "num_key_value_heads"):
+        shard.share(getattr(config, what), what)
+    return known(config, shard, dtype)

@@ -1,0 +1,1 @@
+"""Real execution of a Batch: inputs, KV cache, forward pass, sampling, text."""
