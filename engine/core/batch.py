@@ -40,7 +40,7 @@ class Batch:
     swap_outs: list[tuple[int, int]] = field(default_factory=list)
     swap_ins: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)  # lost their blocks in this step
-    published: list[tuple[Request, int]] = field(default_factory=list)  # newly indexed, by whom
+    published: list[tuple[Request, list[int]]] = field(default_factory=list)  # newly indexed blocks
     ended: list[Request] = field(default_factory=list)  # ended by an abort when this was scheduled
     num_tokens: int = 0  # sum of counts
     overlapped: bool = False  # another batch was in flight between this one's schedule and commit

@@ -61,12 +61,13 @@ class BlockManager:
         """Give a request without blocks the hit blocks and room for `end` tokens. Or refuse."""
         if self.blocks_taken(hit, end) > self.pool.num_free:
             return False
-        for block in hit:  # first: what is shared cannot be evicted by the taking below
-            self.pool.share(block)
-            self.pool.eviction.hit(block)
-        if hit and self._emit is not None:
-            self._emit("share", request=request.id, blocks=hit,
-                       tokens=len(hit) * self.block_size, source="cache")
+        if hit:  # first: what is shared cannot be evicted by the taking below
+            self.pool.eviction.hit(hit)
+            for block in hit:
+                self.pool.share(block)
+            if self._emit is not None:
+                self._emit("share", request=request.id, blocks=hit,
+                           tokens=len(hit) * self.block_size, source="cache")
         request.block_table = list(hit)
         request.num_published = len(hit)
         self._extend(request, self.blocks_for(end) - len(hit))
@@ -105,7 +106,7 @@ class BlockManager:
                 return False
             if copies:
                 self._copy_on_write(request, tail, batch)
-            else:
+            elif self.caching:
                 self._unpublish_tail(request, tail)
         self._extend(request, new)
         return True
@@ -136,7 +137,7 @@ class BlockManager:
         """A forked sample left alone with a block its sibling filled and published: the content
         is about to change, so the key must go first."""
         block = request.block_table[tail]
-        if self.pool.keys[block] is not None:
+        if block in self.pool.keys:
             if self._emit is not None:
                 self._emit("evict", block=block, key=key_text(self.pool.keys[block]))
             self.pool.withdraw(block)
@@ -151,20 +152,20 @@ class BlockManager:
         first, full = request.num_published, request.num_computed // self.block_size
         if full <= first or not self.caching:
             return
-        keys, table = extend_keys(request, full, self.block_size), request.block_table
-        full = min(full, len(keys))
-        for index in range(first, full):
-            self.pool.publish(table[index], keys[index])
-            batch.published.append((request, table[index]))
-        request.num_published = full
-        if full > first and self._emit is not None:
-            self._emit("cache", request=request.id, blocks=table[first:full],
-                       keys=[key_text(key) for key in keys[first:full]])
+        keys = extend_keys(request, full, self.block_size)[first:full]
+        if keys:
+            blocks = request.block_table[first:first + len(keys)]
+            self.pool.publish(blocks, keys)
+            batch.published.append((request, blocks))
+            request.num_published = first + len(keys)
+            if self._emit is not None:
+                self._emit("cache", request=request.id, blocks=blocks,
+                           keys=[key_text(key) for key in keys])
 
     def withdraw(self, batch: Batch, owner: Request | None = None) -> None:
         """Take back what a step published (all of it, or one request's part): it never came
         to be written."""
-        taken_back = [block for request, block in batch.published
+        taken_back = [block for request, blocks in batch.published for block in blocks
                       if owner is None or request is owner]
         batch.published = [entry for entry in batch.published
                            if owner is not None and entry[0] is not owner]

@@ -8,7 +8,7 @@ order). PagedAttention's ref-counted blocks (Kwon et al. 2023); the lazy evictio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from engine.core.errors import CorruptPool
@@ -29,7 +29,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self.num_free = num_blocks  # clean + evictable
         self.refs = [0] * num_blocks  # ref 0 <=> free
-        self.keys: list[Any] = [None] * num_blocks  # content key of an indexed block
+        self.keys: dict[int, Hashable] = {}  # content key of each indexed block
         # key -> its block, or all its blocks, oldest first: nearly always there is only one
         self.index: dict[Hashable, int | dict[int, None]] = {}
         self.eviction = EVICTIONS.make(eviction) if isinstance(eviction, str) else eviction
@@ -51,10 +51,10 @@ class BlockPool:
         else:
             blocks = clean[:-num_blocks - 1:-1]
             del clean[len(clean) - len(blocks):]
-        while len(blocks) < num_blocks:
-            block = self.eviction.victim()
-            self._unindex(block)
-            blocks.append(block)
+            if len(blocks) < num_blocks:
+                victims = self.eviction.victims(num_blocks - len(blocks))
+                self._unindex(victims)
+                blocks += victims
         refs = self.refs
         for block in blocks:
             refs[block] = 1
@@ -64,7 +64,7 @@ class BlockPool:
     def share(self, block: int) -> None:
         """One more reference to a used block, or to a free one whose content is still indexed."""
         if self.refs[block] == 0:
-            if self.keys[block] is None:
+            if block not in self.keys:
                 raise CorruptPool(f"block {block} is free and holds nothing: it cannot be shared")
             self.eviction.remove(block)
             self.num_free -= 1
@@ -76,33 +76,41 @@ class BlockPool:
         Pass a table tail first: a prefix is worth more than what follows it.
         """
         refs, keys = self.refs, self.keys
+        clean: list[int] = []
+        evictable: list[int] = []
         for block in blocks:
-            count = refs[block] - 1
-            if count < 0:
-                raise CorruptPool(f"block {block} is freed, but nobody holds it")
-            refs[block] = count
-            if count == 0:
-                self.num_free += 1
-                if keys[block] is None:
-                    self._clean.append(block)
-                else:
-                    self.eviction.add(block)
+            count = refs[block] = refs[block] - 1
+            if count <= 0:
+                if count < 0:
+                    refs[block] = 0
+                    raise CorruptPool(f"block {block} is freed, but nobody holds it")
+                (evictable if block in keys else clean).append(block)
+        self.num_free += len(clean) + len(evictable)
+        self._clean += clean
+        if evictable:
+            self.eviction.add(evictable)
 
     def refcount(self, block: int) -> int:
         """How many tables hold the block."""
         return self.refs[block]
 
     # ------------------------------------------------------------------ content
-    def publish(self, block: int, key: Hashable) -> None:
-        """Index a used block's content. Other blocks with the same key stay indexed beside it."""
-        self.keys[block] = key
-        there = self.index.setdefault(key, block)
-        if there is not block:
-            if isinstance(there, int):
-                self.index[key] = {there: None, block: None}
-            else:
-                there[block] = None
-        self.eviction.cached(block)
+    def publish(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
+        """Index the content of used blocks, one key each. Other blocks that already carry the same
+        key stay indexed beside them."""
+        index = self.index
+        if len(keys) > 1 and len(set(keys)) == len(keys) and index.keys().isdisjoint(keys):
+            index.update(zip(keys, blocks, strict=True))
+        else:
+            for block, key in zip(blocks, keys, strict=True):
+                there = index.setdefault(key, block)
+                if there is not block:
+                    if isinstance(there, int):
+                        index[key] = {there: None, block: None}
+                    else:
+                        there[block] = None
+        self.keys.update(zip(blocks, keys, strict=True))
+        self.eviction.cached(blocks)
 
     def lookup(self, key: Hashable) -> int | None:
         """The oldest block indexed under the key, or None. Changes nothing."""
@@ -111,37 +119,38 @@ class BlockPool:
 
     def withdraw(self, block: int) -> None:
         """Forget a block's content, which was never written or is about to be overwritten."""
-        if self.keys[block] is not None:
+        if block in self.keys:
             if self.refs[block] == 0:
                 self.eviction.remove(block)
                 self._clean.append(block)
-            self._drop(block)
+            self._forget([block])
 
     def reset(self) -> bool:
         """Forget all content. False, with nothing changed, while any block is in use."""
         if self.num_free != self.num_blocks:
             return False
-        while len(self.eviction):
-            block = self.eviction.victim()
-            self._unindex(block)
-            self._clean.append(block)
+        victims = self.eviction.victims(len(self.eviction))
+        self._unindex(victims)
+        self._clean += victims
         return True
 
-    def _unindex(self, block: int) -> None:
+    def _unindex(self, blocks: list[int]) -> None:
         if self._emit is not None:
-            self._emit("evict", block=block, key=key_text(self.keys[block]))
-        self._drop(block)
+            for block in blocks:
+                self._emit("evict", block=block, key=key_text(self.keys[block]))
+        self._forget(blocks)
 
-    def _drop(self, block: int) -> None:
-        key = self.keys[block]
-        self.keys[block] = None
-        there = self.index[key]
-        if isinstance(there, int):
-            del self.index[key]
-        else:
-            del there[block]
-            if not there:
-                del self.index[key]
+    def _forget(self, blocks: list[int]) -> None:
+        index, take_key = self.index, self.keys.pop
+        for block in blocks:
+            key = take_key(block)
+            there = index[key]
+            if isinstance(there, int):
+                del index[key]
+            else:
+                del there[block]
+                if not there:
+                    del index[key]
 
     # ------------------------------------------------------------------ invariants
     def check(self, tables: Iterable[list[int]] = ()) -> None:
@@ -164,7 +173,7 @@ class BlockPool:
     def _check_index(self, clean: set[int], evictable: set[int]) -> None:
         indexed = {block: key for key, there in self.index.items()
                    for block in ([there] if isinstance(there, int) else there)}
-        kept = {block: key for block, key in enumerate(self.keys) if key is not None}
+        kept = self.keys
         if indexed != kept:
             raise CorruptPool(f"index {indexed} and block keys {kept} disagree")
         for block in kept:

@@ -8,7 +8,7 @@ it knows, so a replay evicts the same blocks.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -16,22 +16,22 @@ from engine.core.registry import Registry
 
 
 class Eviction(Protocol):
-    """The evictable blocks and their order. Every call is O(1) or amortised O(log n)."""
+    """The evictable blocks and their order. Every call is O(blocks given), or O(log n) a block."""
 
-    def cached(self, block: int) -> None:
-        """The block's content was just indexed (the block is in use)."""
+    def cached(self, blocks: Sequence[int]) -> None:
+        """The content of these blocks was just indexed (they are in use)."""
 
-    def hit(self, block: int) -> None:
-        """A request shares the block because of its content (it may be in use or evictable)."""
+    def hit(self, blocks: Sequence[int]) -> None:
+        """A request is about to share these blocks because of their content."""
 
-    def add(self, block: int) -> None:
-        """The block became evictable. It was not."""
+    def add(self, blocks: Sequence[int]) -> None:
+        """These became evictable, in this order. They were not."""
 
     def remove(self, block: int) -> None:
         """The block is evictable no more: shared again, or its content is withdrawn."""
 
-    def victim(self) -> int:
-        """Remove and return the next block to lose its content. Called with at least one there."""
+    def victims(self, count: int) -> list[int]:
+        """Remove and return the next `count` blocks to lose their content; so many are there."""
 
     def __len__(self) -> int:
         """How many blocks are evictable."""
@@ -50,20 +50,21 @@ class Lru:
     def __init__(self) -> None:
         self._order: OrderedDict[int, None] = OrderedDict()
 
-    def cached(self, block: int) -> None:
+    def cached(self, blocks: Sequence[int]) -> None:
         pass
 
-    def hit(self, block: int) -> None:
+    def hit(self, blocks: Sequence[int]) -> None:
         pass
 
-    def add(self, block: int) -> None:
-        self._order[block] = None
+    def add(self, blocks: Sequence[int]) -> None:
+        self._order.update(dict.fromkeys(blocks))
 
     def remove(self, block: int) -> None:
         del self._order[block]
 
-    def victim(self) -> int:
-        return self._order.popitem(last=False)[0]
+    def victims(self, count: int) -> list[int]:
+        pop = self._order.popitem
+        return [pop(last=False)[0] for _ in range(count)]
 
     def __len__(self) -> int:
         return len(self._order)
@@ -77,34 +78,38 @@ class Fifo:
     """First in, first out: the content that was indexed first, however often it was hit since."""
 
     def __init__(self) -> None:
-        self._age: dict[int, int] = {}  # block -> number of the call that indexed its content
+        self._age: dict[int, int] = {}  # block -> number of its turn at being indexed
         self._heap: list[tuple[int, int]] = []  # (age, block); stale entries are skipped
         self._evictable: set[int] = set()
-        self._calls = 0
+        self._turns = 0
 
-    def cached(self, block: int) -> None:
-        self._calls += 1
-        self._age[block] = self._calls
+    def cached(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._turns += 1
+            self._age[block] = self._turns
 
-    def hit(self, block: int) -> None:
+    def hit(self, blocks: Sequence[int]) -> None:
         pass
 
-    def add(self, block: int) -> None:
-        self._evictable.add(block)
-        heappush(self._heap, (self._age[block], block))
+    def add(self, blocks: Sequence[int]) -> None:
+        self._evictable.update(blocks)
+        for block in blocks:
+            heappush(self._heap, (self._age[block], block))
         if len(self._heap) > 2 * len(self._evictable) + 64:
             # Hits leave stale entries behind; rebuilt now and then, the heap stays O(evictable).
-            self._heap = sorted((self._age[b], b) for b in self._evictable)
+            self._heap = sorted((self._age[block], block) for block in self._evictable)
 
     def remove(self, block: int) -> None:
         self._evictable.remove(block)
 
-    def victim(self) -> int:
-        while True:
+    def victims(self, count: int) -> list[int]:
+        found: list[int] = []
+        while len(found) < count:
             age, block = heappop(self._heap)
             if block in self._evictable and self._age[block] == age:
                 self._evictable.remove(block)
-                return block
+                found.append(block)
+        return found
 
     def __len__(self) -> int:
         return len(self._evictable)
@@ -123,27 +128,30 @@ class Clock:
         self._ring: OrderedDict[int, None] = OrderedDict()  # the hand stands at the first entry
         self._referenced: set[int] = set()
 
-    def cached(self, block: int) -> None:
-        self._referenced.discard(block)
+    def cached(self, blocks: Sequence[int]) -> None:
+        self._referenced.difference_update(blocks)
 
-    def hit(self, block: int) -> None:
-        self._referenced.add(block)
+    def hit(self, blocks: Sequence[int]) -> None:
+        self._referenced.update(blocks)
 
-    def add(self, block: int) -> None:
-        self._ring[block] = None
+    def add(self, blocks: Sequence[int]) -> None:
+        self._ring.update(dict.fromkeys(blocks))
 
     def remove(self, block: int) -> None:
         del self._ring[block]
 
-    def victim(self) -> int:
+    def victims(self, count: int) -> list[int]:
         ring, referenced = self._ring, self._referenced
-        while True:
+        found: list[int] = []
+        while len(found) < count:
             block = next(iter(ring))
-            if block not in referenced:
+            if block in referenced:
+                referenced.remove(block)
+                ring.move_to_end(block)
+            else:
                 del ring[block]
-                return block
-            referenced.remove(block)
-            ring.move_to_end(block)
+                found.append(block)
+        return found
 
     def __len__(self) -> int:
         return len(self._ring)

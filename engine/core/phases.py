@@ -11,6 +11,7 @@ from engine.core.block_manager import BlockManager
 from engine.core.block_pool import BlockPool, Emit
 from engine.core.config import SchedulerConfig
 from engine.core.eviction import Eviction
+from engine.core.insight import PrefixStats
 from engine.core.policies import (
     BATCHINGS,
     ORDERS,
@@ -54,6 +55,7 @@ class StepPhases:
         self.swapped: list[Request] = []  # in order of preemption
         self.live: dict[str, Request] = {}  # every request from intake to finish
         self.blocked: tuple[str, str, int, int] | None = None  # head of the line, why, need, have
+        self.prefix_stats = PrefixStats()
         self._emit = emit
         self._watermark = int(config.watermark * config.num_blocks)
 
@@ -224,8 +226,7 @@ class StepPhases:
             return self._block(request, "blocks", need, have)
         manager.admit(request, hit, cached + count)
         request.num_computed = cached
-        if not request.num_preemptions:
-            request.num_hit = cached
+        self._count_hit(request, cached)
         self._consider(request, "admitted", "ok", need, have)
         self.waiting.pop()
         self._start(step, request, count)
@@ -243,13 +244,18 @@ class StepPhases:
         if need > have:
             return self._block(request, "blocks", need, have)
         self.manager.fork(parent, request, cached)
-        request.num_hit = cached
+        self._count_hit(request, cached)
         count = self._chunk(request, request.num_tokens - cached, step.left)
         self.manager.make_writable(request, cached, cached + count, step.batch)
         self._consider(request, "admitted", "ok", need, have)
         self.waiting.pop()
         self._start(step, request, count)
         return True
+
+    def _count_hit(self, request: Request, cached: int) -> None:
+        if not request.num_preemptions:
+            request.num_hit = cached
+            self.prefix_stats.count(request.num_prompt, cached)
 
     def _start(self, step: Step, request: Request, count: int) -> None:
         """A request joins the running ones with its first row. It is published at once, so that

@@ -191,9 +191,12 @@ def _packer(block_size: int) -> Callable[..., bytes]:
 
 
 def _extend_given_keys(request: Request, num_blocks: int, block_size: int) -> list[Any]:
-    """Given keys for the prompt's full blocks, then keys no other request can have."""
-    given = request.own_keys or ()
+    """Given keys for the prompt's full blocks, then keys no other request can have: negative
+    numbers, made from the request's place in line. Given keys must not be negative numbers."""
+    keys, given = request.keys, request.own_keys or ()
     num_blocks = min(num_blocks, request.num_tokens // block_size)
-    for index in range(len(request.keys), num_blocks):
-        request.keys.append(given[index] if index < len(given) else (request.id, index))
-    return request.keys
+    if len(keys) < len(given):
+        keys += given[len(keys):num_blocks]
+    first = -(request.seq + 1 << 32)
+    keys += range(first + len(keys), first + num_blocks)
+    return keys

@@ -183,20 +183,25 @@ class Scheduler(StepPhases):
         if steps > 1:
             advance(self, batch, steps)
         done: list[Ending] = []
+        sampling: Sequence[int] = range(len(tokens))
+        requests = batch.requests
+        if batch.partial:
+            sampling = [index for index in sampling if index not in batch.partial]
+            requests = [requests[index] for index in sampling]
+            tokens = [tokens[index] for index in sampling]
         if stopped or batch.overlapped or not set(map(type, tokens)) <= {int}:
             stopped = frozenset(stopped)
-            for index, token in enumerate(tokens):
-                if index not in batch.partial:
-                    self._commit_row(batch, index, token, stopped, done)
+            for index, token in zip(sampling, tokens, strict=True):
+                self._commit_row(batch, index, token, stopped, done)
         else:
-            self._commit_tokens(batch.requests, tokens, done)
+            self._commit_tokens(requests, tokens, done)
         for request, reason, error in done:
             self._finish(request, reason, error)
         return batch.ended + [request for request, _, _ in done]
 
     def _commit_tokens(self, requests: list[Request], tokens: Sequence[Any],
                        done: list[Ending]) -> None:
-        """The common step: a token for each row, and nothing else happened since schedule()."""
+        """The common rows: a token each, and nothing else happened since schedule()."""
         for request, token in zip(requests, tokens):
             if request.tokens is not None:
                 request.tokens.append(token)
