@@ -28,6 +28,7 @@ A running request that is scheduled without ado has no `consider` of its own: it
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 from collections.abc import Iterator
@@ -134,6 +135,8 @@ def _read(file: IO[str], name: str) -> LoadedLog:
         raise LogError(f"{name} has schema {header.get('schema')!r}, this version reads {SCHEMA}: "
                        f"record it again or use the version that wrote it", 1)
     log = LoadedLog(header)
+    collecting = gc.isenabled()
+    gc.disable()  # a growing list of dicts is walked again and again, and holds no cycle
     try:
         for line in lines:
             event = json.loads(line)
@@ -144,6 +147,9 @@ def _read(file: IO[str], name: str) -> LoadedLog:
     except (ValueError, EOFError, OSError):
         log.problem = (f"{name} is damaged at line {len(log.events) + 2}: the {len(log.events)} "
                        f"events before it are loaded")
+    finally:
+        if collecting:
+            gc.enable()
     return log
 
 
