@@ -48,14 +48,19 @@ class EngineLoop:
         """From any thread, at any time; unknown ids are ignored."""
         self.scheduler.abort(request_id)
 
-    def steps(self, clock: Callable[[], float]) -> Generator[Batch, StepResult, None]:
+    def steps(self, clock: Callable[[], float], *, ahead: bool = False
+              ) -> Generator[Batch, StepResult, None]:
         """Turn until nothing is unfinished. Yields each batch; send back its StepResult.
 
         `clock()` gives seconds since the run began, on the clock of `Request.arrival_time`.
         An empty batch is yielded too: time must pass before its reason can go away.
+
+        With `ahead`, a batch is yielded while the one before is still being executed: start it,
+        then answer with the result of the *one before* (to the first batch, an empty StepResult).
         """
         scheduler, log = self.scheduler, self.log
-        while scheduler.has_unfinished():
+        due: Batch | None = None  # ahead: started, its result not seen yet
+        while scheduler.has_unfinished() or due is not None and len(due):
             now = clock()
             if log is not None:
                 log.now = now
@@ -63,18 +68,32 @@ class EngineLoop:
                 self._expire(now)
             batch = scheduler.schedule()
             result = yield batch
-            if log is not None:
-                log.now = clock()
-                log.emit("time", step=batch.step, seconds=result.seconds, **(result.cost or {}))
-            if result.error is not None:
-                ended = scheduler.fail(batch, result.error)
-            else:
-                ended = scheduler.commit(batch, result.tokens, steps=result.steps,
-                                         stopped=result.stopped)
-            for request in ended:
-                self._deadlines.pop(request.id, None)
-                if self.on_finish is not None:
-                    self.on_finish(request)
+            if not ahead:
+                self._settle(batch, result, clock)
+            elif due is None or self._settle(due, result, clock):
+                due = batch
+            else:  # what was started on top of a failed step has failed with it
+                self._settle(batch, StepResult([], error=result.error), clock)
+                due = None
+        if due is not None:
+            self._settle(due, StepResult([]), clock)
+
+    def _settle(self, batch: Batch, result: StepResult, clock: Callable[[], float]) -> bool:
+        """Commit or fail the batch, tell who ended. False if it failed."""
+        scheduler, log = self.scheduler, self.log
+        if log is not None:
+            log.now = clock()
+            log.emit("time", step=batch.step, seconds=result.seconds, **(result.cost or {}))
+        if result.error is not None:
+            ended = scheduler.fail(batch, result.error)
+        else:
+            ended = scheduler.commit(batch, result.tokens, steps=result.steps,
+                                     stopped=result.stopped)
+        for request in ended:
+            self._deadlines.pop(request.id, None)
+            if self.on_finish is not None:
+                self.on_finish(request)
+        return result.error is None
 
     def _expire(self, now: float) -> None:
         for request_id in [name for name, due in self._deadlines.items() if due <= now]:

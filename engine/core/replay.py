@@ -68,6 +68,7 @@ class State:
     rejected: dict[str, str] = field(default_factory=dict)  # id -> sentence
     owners: dict[int, tuple[str, ...]] = field(default_factory=dict)
     cached: dict[int, str] = field(default_factory=dict)  # block -> content key
+    in_flight: dict[int, list[str]] = field(default_factory=dict)  # step -> its rows, no tokens yet
 
     def refcount(self, block: int) -> int:
         return len(self.owners.get(block, ()))
@@ -86,7 +87,7 @@ class State:
         twin = copy(self)
         for name in ("waiting", "running", "swapped"):
             setattr(twin, name, list(getattr(self, name)))
-        for name in ("requests", "finished", "rejected", "owners", "cached"):
+        for name in ("requests", "finished", "rejected", "owners", "cached", "in_flight"):
             setattr(twin, name, dict(getattr(self, name)))
         for name in self.live():
             twin.requests[name] = self.requests[name].copy()
@@ -180,10 +181,11 @@ class State:
             if request.num_computed != start:
                 raise ValueError(f"{name} has {request.num_computed} tokens computed, not {start}")
             request.num_computed = start + count
-        self._rows = event["requests"]
+        self.in_flight[event["step"]] = event["requests"]
 
     def _on_token(self, event: dict[str, Any]) -> None:
-        for name, token in zip(self._rows, event["tokens"], strict=True):
+        rows = self.in_flight.pop(event["step"])
+        for name, token in zip(rows, event["tokens"], strict=True):
             request = self.requests[name]
             if token is None or request.status == "finished":
                 continue
@@ -203,8 +205,6 @@ class State:
         self.finished[name] = event["reason"]
         request = self.requests[name]
         request.reason, request.finished_at, request.cpu_table = event["reason"], event["t"], []
-
-    _rows: Sequence[str] = field(default=())
 
     # ------------------------------------------------------------------ helpers
     def _hold(self, request: RequestState, block: int) -> None:
