@@ -36,13 +36,13 @@ class EngineLoop:
     scheduler: Scheduler
     log: EventLog | None = None
     on_finish: Callable[[Request], None] | None = None
-    _deadlines: dict[str, float] = field(default_factory=dict)
+    _timed: list[Request] = field(default_factory=list)  # those with a deadline
 
     def submit(self, request: Request) -> None:
         """From any thread. RequestError if the request can never run; nothing changes then."""
         self.scheduler.submit(request)
         if request.deadline is not None:
-            self._deadlines[request.id] = request.deadline
+            self._timed.append(request)
 
     def abort(self, request_id: str) -> None:
         """From any thread, at any time; unknown ids are ignored."""
@@ -64,7 +64,7 @@ class EngineLoop:
             now = clock()
             if log is not None:
                 log.now = now
-            if self._deadlines:
+            if self._timed:
                 self._expire(now)
             batch = scheduler.schedule()
             result = yield batch
@@ -90,12 +90,15 @@ class EngineLoop:
             ended = scheduler.commit(batch, result.tokens, steps=result.steps,
                                      stopped=result.stopped)
         for request in ended:
-            self._deadlines.pop(request.id, None)
             if self.on_finish is not None:
                 self.on_finish(request)
         return result.error is None
 
     def _expire(self, now: float) -> None:
-        for request_id in [name for name, due in self._deadlines.items() if due <= now]:
-            due = self._deadlines.pop(request_id)
-            self.scheduler.abort(request_id, "abort", f"its deadline of {due:g} s has passed")
+        for request in list(self._timed):  # a copy: submit() may append meanwhile
+            due = request.deadline
+            if request.finished or due is None:
+                self._timed.remove(request)
+            elif due <= now:
+                self._timed.remove(request)
+                self.scheduler.abort(request, "abort", f"its deadline of {due:g} s has passed")

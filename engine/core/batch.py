@@ -62,7 +62,7 @@ class Batch:
         1 whenever in doubt. `Scheduler.commit(batch, tokens, steps=k)` for k up to this number
         equals k single steps. Only requests without token ids can make it more than 1.
         """
-        return self.stable
+        return 1 if self.overlapped else self.stable
 
 
 @dataclass(frozen=True, slots=True)

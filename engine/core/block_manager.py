@@ -9,11 +9,11 @@ from __future__ import annotations
 from engine.core.batch import Batch
 from engine.core.block_pool import BlockPool, Emit, key_text
 from engine.core.config import SchedulerConfig
-from engine.core.request import Request, extend_keys
+from engine.core.request import Request, extend_keys, num_given_keys
 
 
 class BlockManager:
-    """Allocates, extends, shares, copies, swaps and frees block tables over one BlockPool."""
+    """Allocates, extends, shares, swaps and frees block tables over one BlockPool."""
 
     def __init__(self, config: SchedulerConfig, *, pool: BlockPool | None = None,
                  eviction=None, emit: Emit | None = None):
@@ -73,41 +73,39 @@ class BlockManager:
         self._extend(request, self.blocks_for(end) - len(hit))
         return True
 
-    def fork(self, parent: Request, child: Request, num_tokens: int) -> None:
-        """Let `child`, which has no blocks, share those of the parent's first `num_tokens`.
+    def fork(self, parent: Request, child: Request, num_tokens: int, end: int,
+             batch: Batch) -> bool:
+        """Let `child`, which has no blocks, share the parent's first `num_tokens` tokens and have
+        room for `end`. Or refuse.
 
-        If they end inside a block, the next to write there (either of them) copies it first.
+        Whole blocks are shared. If the tokens end inside a block, the child is about to write
+        there, so it gets a copy of that block: copy-on-write, at the first write.
         """
-        shared = parent.block_table[:self.blocks_for(num_tokens)]
-        for block in shared:
+        whole = num_tokens // self.block_size
+        if self.blocks_for(end) - whole > self.pool.num_free:
+            return False
+        child.block_table = parent.block_table[:whole]
+        for block in child.block_table:
             self.pool.share(block)
-        child.block_table = list(shared)
-        child.num_published = min(parent.num_published, num_tokens // self.block_size)
+        child.num_published = min(parent.num_published, whole)
         child.num_computed = num_tokens
-        child.writable = parent.writable = 0
         if self._emit is not None:
-            self._emit("share", request=child.id, blocks=shared, tokens=num_tokens, source="fork")
+            self._emit("share", request=child.id, blocks=child.block_table, tokens=num_tokens,
+                       source="fork")
+        self._extend(child, self.blocks_for(end) - whole)
+        if num_tokens % self.block_size:
+            pair = (parent.block_table[whole], child.block_table[whole])
+            batch.copies.append(pair)
+            if self._emit is not None:
+                self._emit("copy", request=child.id, **{"from": pair[0], "to": pair[1]})
+        return True
 
     # ------------------------------------------------------------------ growth
-    def make_writable(self, request: Request, start: int, end: int, batch: Batch) -> bool:
-        """Make slots [start, end) the request's own: new blocks, and a copy of a shared tail.
-
-        Refuses (False, nothing changed) if the pool lacks them. A copy goes into `batch.copies`.
-        """
-        table = request.block_table
-        tail = start // self.block_size  # the block that `start` falls into, if there is one
-        new = -(-end // self.block_size) - len(table)
-        if tail == len(table):
-            if new > self.pool.num_free:
-                return False
-        else:
-            copies = self.pool.refcount(table[tail]) > 1
-            if new + copies > self.pool.num_free:
-                return False
-            if copies:
-                self._copy_on_write(request, tail, batch)
-            elif self.caching:
-                self._unpublish_tail(request, tail)
+    def grow(self, request: Request, end: int) -> bool:
+        """Have room for `end` tokens. Or refuse."""
+        new = -(-end // self.block_size) - len(request.block_table)
+        if new > self.pool.num_free:
+            return False
         self._extend(request, new)
         return True
 
@@ -122,45 +120,34 @@ class BlockManager:
             table += blocks
         request.writable = len(table) * self.block_size
 
-    def _copy_on_write(self, request: Request, tail: int, batch: Batch) -> None:
-        source = request.block_table[tail]
-        taken = self.pool.take(1)
-        assert taken is not None, "asked before"
-        request.block_table[tail] = taken[0]
-        request.num_published = min(request.num_published, tail)
-        self.pool.release([source])
-        batch.copies.append((source, taken[0]))
-        if self._emit is not None:
-            self._emit("copy", request=request.id, **{"from": source, "to": taken[0]})
-
-    def _unpublish_tail(self, request: Request, tail: int) -> None:
-        """A forked sample left alone with a block its sibling filled and published: the content
-        is about to change, so the key must go first."""
-        block = request.block_table[tail]
-        if block in self.pool.keys:
-            if self._emit is not None:
-                self._emit("evict", block=block, key=key_text(self.pool.keys[block]))
-            self.pool.withdraw(block)
-            request.num_published = min(request.num_published, tail)
-
     # ------------------------------------------------------------------ content
     def publish(self, request: Request, batch: Batch) -> None:
         """Index the request's full blocks up to num_computed, as far as their tokens are known.
 
         Call it only when their write is certain: from here on other requests may share them.
         """
-        first, full = request.num_published, request.num_computed // self.block_size
-        if full <= first or not self.caching:
-            return
+        full = request.num_computed // self.block_size
+        if request.own_keys is not None:
+            # Blocks past the given keys have keys that nobody else can ask for: it is enough to
+            # index them when they are let go, all at once.
+            full = min(full, num_given_keys(request, self.block_size))
+        if full > request.num_published and self.caching:
+            blocks = self._publish_up_to(request, full)
+            if blocks:
+                batch.published.append((request, blocks))
+
+    def _publish_up_to(self, request: Request, full: int) -> list[int]:
+        """Index the blocks [num_published, full); those whose keys are known, in fact."""
+        first = request.num_published
         keys = extend_keys(request, full, self.block_size)[first:full]
+        blocks = request.block_table[first:first + len(keys)]
         if keys:
-            blocks = request.block_table[first:first + len(keys)]
             self.pool.publish(blocks, keys)
-            batch.published.append((request, blocks))
             request.num_published = first + len(keys)
             if self._emit is not None:
                 self._emit("cache", request=request.id, blocks=blocks,
                            keys=[key_text(key) for key in keys])
+        return blocks
 
     def withdraw(self, batch: Batch, owner: Request | None = None) -> None:
         """Take back what a step published (all of it, or one request's part): it never came
@@ -178,6 +165,8 @@ class BlockManager:
     def free(self, request: Request) -> None:
         """Release all of the request's blocks, tail first. Their content stays indexed."""
         table = request.block_table
+        if request.own_keys is not None and self.caching:
+            self._publish_up_to(request, request.num_computed // self.block_size)
         if table:
             table.reverse()
             self.pool.release(table)
@@ -215,5 +204,5 @@ class BlockManager:
 
     def drop_swapped(self, request: Request) -> None:
         """Give the request's CPU blocks back."""
-        self.cpu_pool.release(reversed(request.cpu_table))
+        self.cpu_pool.release(request.cpu_table[::-1])
         request.cpu_table = []

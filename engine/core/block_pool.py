@@ -8,7 +8,9 @@ order). PagedAttention's ref-counted blocks (Kwon et al. 2023); the lazy evictio
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 from engine.core.errors import CorruptPool
@@ -28,7 +30,7 @@ class BlockPool:
                  emit: Emit | None = None):
         self.num_blocks = num_blocks
         self.num_free = num_blocks  # clean + evictable
-        self.refs = [0] * num_blocks  # ref 0 <=> free
+        self.refs: dict[int, int] = {}  # ref count of each used block: not there <=> free
         self.keys: dict[int, Hashable] = {}  # content key of each indexed block
         # key -> its block, or all its blocks, oldest first: nearly always there is only one
         self.index: dict[Hashable, int | dict[int, None]] = {}
@@ -55,60 +57,58 @@ class BlockPool:
                 victims = self.eviction.victims(num_blocks - len(blocks))
                 self._unindex(victims)
                 blocks += victims
-        refs = self.refs
-        for block in blocks:
-            refs[block] = 1
+        self.refs.update(dict.fromkeys(blocks, 1))
         self.num_free -= num_blocks
         return blocks
 
     def share(self, block: int) -> None:
         """One more reference to a used block, or to a free one whose content is still indexed."""
-        if self.refs[block] == 0:
+        if block not in self.refs:
             if block not in self.keys:
                 raise CorruptPool(f"block {block} is free and holds nothing: it cannot be shared")
             self.eviction.remove(block)
             self.num_free -= 1
-        self.refs[block] += 1
+            self.refs[block] = 1
+        else:
+            self.refs[block] += 1
 
-    def release(self, blocks: Iterable[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """One reference less to each; those nobody holds any more become free, in this order.
 
         Pass a table tail first: a prefix is worth more than what follows it.
         """
         refs, keys = self.refs, self.keys
-        clean: list[int] = []
-        evictable: list[int] = []
-        for block in blocks:
-            count = refs[block] = refs[block] - 1
-            if count <= 0:
-                if count < 0:
-                    refs[block] = 0
-                    raise CorruptPool(f"block {block} is freed, but nobody holds it")
-                (evictable if block in keys else clean).append(block)
-        self.num_free += len(clean) + len(evictable)
-        self._clean += clean
+        try:
+            counts = list(map(refs.pop, blocks))
+        except KeyError as error:
+            raise CorruptPool(f"block {error} is freed, but nobody holds it") from None
+        if counts.count(1) != len(counts):
+            still_held = {block: count - 1 for block, count in zip(blocks, counts) if count > 1}
+            refs.update(still_held)
+            blocks = [block for block in blocks if block not in still_held]
+        evictable = [block for block in blocks if block in keys]
+        self.num_free += len(blocks)
+        if len(evictable) < len(blocks):
+            self._clean += [block for block in blocks if block not in keys]
         if evictable:
             self.eviction.add(evictable)
 
     def refcount(self, block: int) -> int:
         """How many tables hold the block."""
-        return self.refs[block]
+        return self.refs.get(block, 0)
 
     # ------------------------------------------------------------------ content
     def publish(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
         """Index the content of used blocks, one key each. Other blocks that already carry the same
         key stay indexed beside them."""
         index = self.index
-        if len(keys) > 1 and len(set(keys)) == len(keys) and index.keys().isdisjoint(keys):
-            index.update(zip(keys, blocks, strict=True))
-        else:
+        if list(map(index.setdefault, keys, blocks)) != blocks:
             for block, key in zip(blocks, keys, strict=True):
-                there = index.setdefault(key, block)
-                if there is not block:
-                    if isinstance(there, int):
-                        index[key] = {there: None, block: None}
-                    else:
-                        there[block] = None
+                there = index[key]
+                if isinstance(there, dict):
+                    there[block] = None
+                elif there != block:
+                    index[key] = {there: None, block: None}
         self.keys.update(zip(blocks, keys, strict=True))
         self.eviction.cached(blocks)
 
@@ -120,7 +120,7 @@ class BlockPool:
     def withdraw(self, block: int) -> None:
         """Forget a block's content, which was never written or is about to be overwritten."""
         if block in self.keys:
-            if self.refs[block] == 0:
+            if block not in self.refs:
                 self.eviction.remove(block)
                 self._clean.append(block)
             self._forget([block])
@@ -141,34 +141,38 @@ class BlockPool:
         self._forget(blocks)
 
     def _forget(self, blocks: list[int]) -> None:
-        index, take_key = self.index, self.keys.pop
-        for block in blocks:
-            key = take_key(block)
-            there = index[key]
-            if isinstance(there, int):
-                del index[key]
-            else:
-                del there[block]
-                if not there:
-                    del index[key]
+        index = self.index
+        keys = list(map(self.keys.pop, blocks))
+        indexed = list(map(index.pop, keys, repeat(None)))
+        if indexed != blocks:
+            for block, key, there in zip(blocks, keys, indexed, strict=True):
+                if not isinstance(there, int):
+                    twins = index.pop(key) if there is None else there
+                    assert isinstance(twins, dict), "an only block is its key's entry"
+                    del twins[block]
+                    if twins:
+                        index[key] = twins
 
     # ------------------------------------------------------------------ invariants
-    def check(self, tables: Iterable[list[int]] = ()) -> None:
+    def check(self, tables: Iterable[list[int]] | None = None) -> None:
         """Raise CorruptPool on the first broken rule of DESIGN 9.1. O(blocks + table entries).
 
-        With `tables` (all block tables there are), ref counts are also counted afresh.
+        With `tables` (all block tables there are, maybe none), ref counts are counted afresh.
         """
         clean, evictable = list(self._clean), list(self.eviction)
         free = clean + evictable
         if len(free) != len(set(free)) or len(free) != self.num_free:
             raise CorruptPool(f"free list holds {len(free)} entries, {len(set(free))} different, "
                               f"but num_free is {self.num_free}")
-        for block in range(self.num_blocks):
-            if (self.refs[block] == 0) != (block in set(free)):
-                raise CorruptPool(f"block {block}: ref count {self.refs[block]}, "
-                                  f"{'in' if block in set(free) else 'not in'} the free list")
+        used = set(self.refs)
+        if used & set(free) or used | set(free) != set(range(self.num_blocks)):
+            raise CorruptPool(f"used {sorted(used)} and free {sorted(free)} do not partition the "
+                              f"{self.num_blocks} blocks")
+        if min(self.refs.values(), default=1) < 1:
+            raise CorruptPool(f"a used block has no reference: {self.refs}")
         self._check_index(set(clean), set(evictable))
-        self._check_counts(list(tables))
+        if tables is not None:
+            self._check_counts(list(tables))
 
     def _check_index(self, clean: set[int], evictable: set[int]) -> None:
         indexed = {block: key for key, there in self.index.items()
@@ -185,16 +189,11 @@ class BlockPool:
             raise CorruptPool("the index holds a key without blocks")
 
     def _check_counts(self, tables: list[list[int]]) -> None:
-        if not tables:
-            return
-        counted = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                counted[block] += 1
-        for block, (counted_refs, refs) in enumerate(zip(counted, self.refs, strict=True)):
-            if counted_refs != refs:
-                raise CorruptPool(f"block {block}: {counted_refs} tables hold it, "
-                                  f"its ref count is {refs}")
+        counted = Counter(block for table in tables for block in table)
+        for block in range(self.num_blocks):
+            if counted[block] != self.refcount(block):
+                raise CorruptPool(f"block {block}: {counted[block]} tables hold it, "
+                                  f"its ref count is {self.refcount(block)}")
 
 
 def key_text(key: Any) -> str:

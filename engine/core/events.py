@@ -13,7 +13,7 @@ The first line is the header; then one event a line, `{"n": number, "t": seconds
     evict       block, key
     cache       request, blocks, keys
     withdraw    blocks
-    copy        request, from, to
+    copy        request, from, to: the partial last block of a fork, copied before the step
     swap        request, direction out|in, pairs
     free        request, blocks (tail first)
     preempt     request, mode, computed, rolled_back
@@ -31,7 +31,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
-from collections.abc import Iterator
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -124,10 +124,10 @@ def _open(path: Path, mode: str) -> IO[str]:
 
 
 def _read(file: IO[str], name: str) -> LoadedLog:
-    lines = _whole_lines(file)
+    lines = enumerate(file, start=1)
     try:
-        header = json.loads(next(lines, ""))
-    except ValueError:
+        header = json.loads(next(lines, (1, ""))[1])
+    except DAMAGE:
         header = None
     if not isinstance(header, dict) or "tandem" not in header:
         raise LogError(f"{name} is no event log: its first line is not a Tandem header", 1)
@@ -135,25 +135,33 @@ def _read(file: IO[str], name: str) -> LoadedLog:
         raise LogError(f"{name} has schema {header.get('schema')!r}, this version reads {SCHEMA}: "
                        f"record it again or use the version that wrote it", 1)
     log = LoadedLog(header)
+    number = 1
     collecting = gc.isenabled()
     gc.disable()  # a growing list of dicts is walked again and again, and holds no cycle
     try:
-        for line in lines:
-            event = json.loads(line)
-            if not isinstance(event, dict) or event.get("e") not in KINDS \
-                    or event.get("n") != len(log.events):
-                raise ValueError
-            log.events.append(event)
-    except (ValueError, EOFError, OSError):
-        log.problem = (f"{name} is damaged at line {len(log.events) + 2}: the {len(log.events)} "
-                       f"events before it are loaded")
+        for number, line in lines:  # noqa: B007 (read below, when a line is bad)
+            if line.strip():
+                log.events.append(_event(line, len(log.events)))
+    except DAMAGE as error:
+        bad = number if isinstance(error, json.JSONDecodeError | _NotAnEvent) else number + 1
+        log.problem = (f"{name} is damaged at line {bad}: the {len(log.events)} events before it "
+                       f"are loaded")
     finally:
         if collecting:
             gc.enable()
     return log
 
 
-def _whole_lines(file: IO[str]) -> Iterator[str]:
-    for line in file:
-        if line.strip():
-            yield line
+def _event(line: str, expected: int) -> dict[str, Any]:
+    event = json.loads(line)
+    if not isinstance(event, dict) or event.get("e") not in KINDS or event.get("n") != expected:
+        raise _NotAnEvent
+    return event
+
+
+class _NotAnEvent(ValueError):
+    """A line of JSON that is not the next event."""
+
+
+# What a cut or corrupt file can raise: bad JSON, too deep JSON, a gzip stream that ends or lies.
+DAMAGE = (ValueError, RecursionError, EOFError, OSError, zlib.error)

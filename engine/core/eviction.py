@@ -7,7 +7,8 @@ it knows, so a replay evicts the same blocks.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Protocol
@@ -48,7 +49,9 @@ class Lru:
     """Least recently used: the block that has been free for longest. vLLM's rule."""
 
     def __init__(self) -> None:
-        self._order: OrderedDict[int, None] = OrderedDict()
+        self._queue: deque[int] = deque()  # in order of becoming evictable, with stale entries
+        self._stale: Counter[int] = Counter()  # block -> how many of its oldest entries are stale
+        self._len = 0
 
     def cached(self, blocks: Sequence[int]) -> None:
         pass
@@ -57,20 +60,43 @@ class Lru:
         pass
 
     def add(self, blocks: Sequence[int]) -> None:
-        self._order.update(dict.fromkeys(blocks))
+        self._queue.extend(blocks)
+        self._len += len(blocks)
 
     def remove(self, block: int) -> None:
-        del self._order[block]
+        # Taking it out of the middle would cost O(n): its entry is skipped when its turn comes.
+        self._stale[block] += 1
+        self._len -= 1
+        if len(self._queue) > 2 * self._len + 64:
+            self._queue = deque(self)
+            self._stale.clear()
 
     def victims(self, count: int) -> list[int]:
-        pop = self._order.popitem
-        return [pop(last=False)[0] for _ in range(count)]
+        self._len -= count
+        pop, stale = self._queue.popleft, self._stale
+        if not stale:
+            return [pop() for _ in range(count)]
+        found: list[int] = []
+        while len(found) < count:
+            block = pop()
+            if block not in stale:
+                found.append(block)
+            elif stale[block] == 1:
+                del stale[block]
+            else:
+                stale[block] -= 1
+        return found
 
     def __len__(self) -> int:
-        return len(self._order)
+        return self._len
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._order)
+        stale = Counter(self._stale)
+        for block in self._queue:
+            if stale[block]:
+                stale[block] -= 1
+            else:
+                yield block
 
 
 @EVICTIONS.register("fifo")
@@ -120,41 +146,46 @@ class Fifo:
 
 @EVICTIONS.register("clock")
 class Clock:
-    """Second chance (Corbató 1968): a hit sets a block's bit; the hand clears set bits as it
-    passes and takes the first block whose bit is clear. The ring holds the evictable blocks; one
-    that becomes evictable is placed just behind the hand."""
+    """Corbató's clock (1968): the blocks stand in a circle by number, each with a bit that is set
+    when its content is indexed or hit. The hand goes round: a set bit is cleared and spared, the
+    first evictable block with a clear bit goes. The hand stays where it stopped."""
 
     def __init__(self) -> None:
-        self._ring: OrderedDict[int, None] = OrderedDict()  # the hand stands at the first entry
+        self._circle: list[int] = []  # the evictable blocks, sorted
         self._referenced: set[int] = set()
+        self._hand = 0  # block number it points at
 
     def cached(self, blocks: Sequence[int]) -> None:
-        self._referenced.difference_update(blocks)
+        self._referenced.update(blocks)
 
     def hit(self, blocks: Sequence[int]) -> None:
         self._referenced.update(blocks)
 
     def add(self, blocks: Sequence[int]) -> None:
-        self._ring.update(dict.fromkeys(blocks))
+        self._circle += blocks
+        self._circle.sort()
 
     def remove(self, block: int) -> None:
-        del self._ring[block]
+        del self._circle[bisect_left(self._circle, block)]
 
     def victims(self, count: int) -> list[int]:
-        ring, referenced = self._ring, self._referenced
+        circle, referenced = self._circle, self._referenced
         found: list[int] = []
         while len(found) < count:
-            block = next(iter(ring))
+            place = bisect_left(circle, self._hand)
+            block = circle[place if place < len(circle) else 0]
+            self._hand = block + 1
             if block in referenced:
                 referenced.remove(block)
-                ring.move_to_end(block)
             else:
-                del ring[block]
+                self.remove(block)
                 found.append(block)
         return found
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._circle)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._ring)
+        """From the hand on, as if no bit were set."""
+        place = bisect_left(self._circle, self._hand)
+        return iter(self._circle[place:] + self._circle[:place])

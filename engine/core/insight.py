@@ -138,9 +138,6 @@ class BlockWatch:
         elif kind in ("alloc", "share"):
             for block in event["blocks"]:
                 self._hold(block, event["request"], shared=kind == "share")
-        elif kind == "copy":
-            self._release(event["from"], event["request"])
-            self._hold(event["to"], event["request"], shared=False)
         elif kind == "free":
             for block in event["blocks"]:
                 self._release(block, event["request"])

@@ -16,16 +16,48 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     Whoever passes can finish alone: its limit is at most max_model_len, which the pool holds.
     """
     name, prompt, longest = request.id, request.num_prompt, config.max_model_len
+    if request.limit:
+        raise RequestError(f"request {name} was submitted before: make a new Request")
     if prompt < 1:
         raise RequestError(f"request {name}: the prompt is empty; give at least 1 token")
     if prompt >= longest:
         raise RequestError(
             f"request {name}: the prompt has {prompt} tokens and needs room for 1 more, but "
             f"max_model_len is {longest}: shorten it to {longest - 1} or raise max_model_len")
+    _check_content(request)
+    if request.parent is not None:
+        _check_fork(request, request.parent)
     if request.params.max_tokens is None:
         request.limit = longest
     else:
         request.limit = min(prompt + request.params.max_tokens, longest)
+
+
+def _check_content(request: Request) -> None:
+    """What would otherwise fail inside a step: token ids and keys that cannot be hashed."""
+    tokens, keys = request.tokens, request.own_keys
+    if tokens is not None and (set(map(type, tokens)) != {int} or min(tokens) < 0
+                               or max(tokens) >= 1 << 63):
+        raise RequestError(f"request {request.id}: token ids must be whole numbers of at least 0 "
+                           f"and below 2**63")
+    if isinstance(keys, (list, tuple)):  # a lazy sequence vouches for itself
+        try:
+            different = len(set(keys))
+        except TypeError as error:
+            raise RequestError(f"request {request.id}: block keys: {error}") from None
+        if different < len(keys):
+            raise RequestError(f"request {request.id}: {len(keys)} block keys, but only "
+                               f"{different} different ones: a key names a block and all before it")
+
+
+def _check_fork(request: Request, parent: Request) -> None:
+    ours, theirs = request.tokens, parent.tokens
+    same = (request.num_prompt == parent.num_prompt and request.cache_salt == parent.cache_salt
+            and (ours is None) == (theirs is None)
+            and (ours is None or theirs is None or ours == theirs[:parent.num_prompt]))
+    if not same:
+        raise RequestError(f"request {request.id}: a further sample must have the prompt and the "
+                           f"salt of its parent {parent.id}")
 
 
 _DEFAULTS = SamplingParams()
@@ -43,9 +75,10 @@ def arrival_fields(request: Request) -> dict[str, Any]:
     if request.own_keys is not None:
         event["keys"] = [key if isinstance(key, (int, str)) else str(key)
                          for key in request.own_keys]
-    for name in ("priority", "deadline"):
-        if getattr(request, name):
-            event[name] = getattr(request, name)
+    if request.priority:
+        event["priority"] = request.priority
+    if request.deadline is not None:
+        event["deadline"] = request.deadline
     if request.cache_salt:
         event["salt"] = request.cache_salt
     if request.parent is not None:

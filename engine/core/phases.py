@@ -28,14 +28,15 @@ SWAPPED, FINISHED = RequestStatus.SWAPPED, RequestStatus.FINISHED
 
 
 class Step:
-    """A step while it is being made: the batch, the token budget left, the blocks that fill up."""
+    """A step while it is being made."""
 
-    __slots__ = ("batch", "left", "filled")
+    __slots__ = ("batch", "left", "filled", "started")
 
     def __init__(self, number: int, budget: int):
         self.batch = Batch(number)
         self.left = budget  # tokens
         self.filled: list[Request] = []  # rows whose last block becomes full in this step
+        self.started: list[Request] = []  # admitted or swapped in by this step
 
 
 class StepPhases:
@@ -62,7 +63,7 @@ class StepPhases:
     # ------------------------------------------------------------------ phase 1
     def continue_running(self, step: Step, candidates: list[Request]) -> None:
         """Give each running candidate, in order, what it can use of the budget."""
-        batch, left, grow = step.batch, step.left, self.manager.make_writable
+        batch, left, grow = step.batch, step.left, self.manager.grow
         add, starts, counts = batch.requests.append, batch.starts.append, batch.counts.append
         preempted = batch.preempted
         for request in tuple(candidates):
@@ -70,7 +71,7 @@ class StepPhases:
             # The common row: one token, into a slot that is there or to be had for the asking.
             # (A victim of this very step owns no slot, and must not be given one.)
             if end - start == 1 and left and (
-                    end <= request.writable or not preempted and grow(request, start, end, batch)):
+                    end <= request.writable or not preempted and grow(request, end)):
                 request.num_computed = end
                 left -= 1
                 add(request)
@@ -97,7 +98,7 @@ class StepPhases:
         count = self._chunk(request, wanted, step.left)
         start = request.num_computed
         while start + count > request.writable:
-            if self.manager.make_writable(request, start, start + count, step.batch):
+            if self.manager.grow(request, start + count):
                 break
             victim = self._victim()
             self._consider(request, "blocked", "blocks",
@@ -140,10 +141,8 @@ class StepPhases:
         batch = step.batch
         rolled_back = self._roll_back(step, victim)
         self.running.remove(victim)
-        computed, table = victim.num_computed, victim.block_table
+        computed = victim.num_computed
         saved = self.preemption.preempt(self.manager, victim, batch)
-        if rolled_back:
-            batch.copies = [pair for pair in batch.copies if pair[1] not in table]
         if saved:
             victim.status = SWAPPED
             self.swapped.append(victim)
@@ -158,7 +157,8 @@ class StepPhases:
                        computed=computed, rolled_back=rolled_back)
 
     def _roll_back(self, step: Step, victim: Request) -> bool:
-        """Undo the victim's row of this step, if it has one: tokens, budget, copy, publication."""
+        """Undo the victim's row of this step, if it has one. Its new blocks go with the rest; it
+        has published nothing yet, and a running request never has a pending copy."""
         batch = step.batch
         if victim not in batch.requests:
             return False
@@ -236,17 +236,23 @@ class StepPhases:
         """A further sample of a prompt: share the parent's blocks, compute the last prompt token
         again (it is the one whose logits the first sample is drawn from)."""
         cached = min(request.num_prompt - 1, parent.num_computed)
+        settled = parent.num_computed
+        if parent in step.batch.requests:
+            settled = step.batch.starts[step.batch.requests.index(parent)]
+        if parent in step.started or settled < cached:
+            # The parent's tail is written (or swapped in) by this very step, after the copies
+            # are made: share whole blocks only.
+            cached -= cached % self.config.block_size
         need = self.manager.blocks_for(request.num_tokens) - cached // self.config.block_size
         have = self.manager.pool.num_free
-        refused = self.batching.refuses(self, request, parent.block_table[:0])
+        refused = self.batching.refuses(self, request, ())
         if refused is not None:
             return self._block(request, *refused)
         if need > have:
             return self._block(request, "blocks", need, have)
-        self.manager.fork(parent, request, cached)
-        self._count_hit(request, cached)
         count = self._chunk(request, request.num_tokens - cached, step.left)
-        self.manager.make_writable(request, cached, cached + count, step.batch)
+        self.manager.fork(parent, request, cached, cached + count, step.batch)
+        self._count_hit(request, cached)
         self._consider(request, "admitted", "ok", need, have)
         self.waiting.pop()
         self._start(step, request, count)
@@ -262,6 +268,7 @@ class StepPhases:
         an equal prompt admitted next, in this very step, shares its blocks."""
         request.status = RUNNING
         self.running.append(request)
+        step.started.append(request)
         self._add_row(step, request, request.num_computed, count)
         self.publish_filled(step)
 

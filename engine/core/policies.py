@@ -175,10 +175,11 @@ class Static(Mixed):
 
     def refuses(self, scheduler: StepPhases, request: Request, hit: Sequence[int]
                 ) -> tuple[str, int, int] | None:
-        # A preempted member of the batch comes back; a newcomer waits for the next one.
-        if self._closed and not request.num_preemptions:
-            return ("static", 1, 0)
-        return None
+        # A preempted member of the batch comes back, and a member's further samples belong to it;
+        # a newcomer waits for the next batch.
+        parent = request.parent
+        member = request.num_preemptions or parent is not None and not parent.finished
+        return ("static", 1, 0) if self._closed and not member else None
 
 
 @BATCHINGS.register("reserve")
@@ -222,14 +223,12 @@ class Recompute:
 
 @PREEMPTIONS.register("swap")
 class Swap:
-    """Copy the K/V to CPU memory and back. Falls to recompute when the CPU pool is full, or when
-    the tail is a copy that this very step was going to make (its content is not there yet)."""
+    """Copy the K/V to CPU memory and back. Falls to recompute when the CPU pool is full."""
 
     name = "swap"
 
     def preempt(self, manager: BlockManager, request: Request, batch: Batch) -> bool:
-        pending = {to for _, to in batch.copies}
-        if not pending.intersection(request.block_table) and manager.swap_out(request, batch):
+        if manager.swap_out(request, batch):
             return True
         manager.free(request)
         return False

@@ -142,10 +142,8 @@ class State:
             self.cached.pop(block, None)
 
     def _on_copy(self, event: dict[str, Any]) -> None:
-        request, old, new = self.requests[event["request"]], event["from"], event["to"]
-        request.block_table[request.block_table.index(old)] = new
-        self._let_go(request.id, old)
-        self.owners[new] = (*self.owners.get(new, ()), request.id)
+        if event["to"] not in self.requests[event["request"]].block_table:
+            raise ValueError(f"block {event['to']} is not {event['request']}'s")
 
     def _on_swap(self, event: dict[str, Any]) -> None:
         request = self.requests[event["request"]]
@@ -172,7 +170,7 @@ class State:
         else:
             self._move(request.id, None, "waiting")
             self._wait(request.id)
-            request.num_computed = 0
+            request.num_computed, request.cpu_table = 0, []
 
     def _on_batch(self, event: dict[str, Any]) -> None:
         for name, start, count in zip(event["requests"], event["starts"], event["counts"],

@@ -121,19 +121,20 @@ class Request:
         self.children: list[Request] = []
         self.tokens: list[int] | None = None if isinstance(prompt, int) else list(prompt)
         self.keys: list[Any] = []  # content key of each full block known so far, in order
-        self.own_keys = keys  # given keys of the prompt's full blocks; None: hash the tokens
+        # Given keys of the prompt's full blocks; None: hash the tokens.
+        self.own_keys = () if keys is None and isinstance(prompt, int) else keys
         self.num_prompt = prompt if isinstance(prompt, int) else len(prompt)
         self.num_tokens = self.num_prompt
         self.num_computed = 0
-        self.limit = 0  # num_tokens at which it ends by length; set at intake
+        self.limit = 0  # num_tokens at which it ends by length; set once, by submit
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids))
         self.status = RequestStatus.WAITING
         self.finish_reason: str | None = None  # one of FINISH_REASONS
         self.error: str | None = None  # the sentence that goes with finish_reason "error"
-        self.block_table: list[int] = []  # append-only while running, but for copy-on-write
+        self.block_table: list[int] = []  # append-only while running
         self.cpu_table: list[int] = []  # where the K/V lies while swapped
-        self.writable = 0  # tokens [num_computed, writable) have a slot nobody else can see
+        self.writable = 0  # token slots in its blocks
         self.num_published = 0  # full blocks whose content is in the index
         self.num_hit = 0  # prompt tokens found in the prefix cache at first admission
         self.num_preemptions = 0
@@ -176,7 +177,7 @@ def extend_keys(request: Request, num_blocks: int, block_size: int) -> list[Any]
     tokens = request.tokens
     assert tokens is not None, "a request without token ids needs keys"
     num_blocks = min(num_blocks, len(tokens) // block_size)
-    parent = keys[-1] if keys else b"tandem\0" + request.cache_salt.encode()
+    parent = keys[-1] if keys else b"tandem\0" + request.cache_salt.encode("utf-8", "surrogatepass")
     pack = _packer(block_size)
     for start in range(have * block_size, num_blocks * block_size, block_size):
         parent = blake2b(parent + pack(*tokens[start:start + block_size]), digest_size=16).digest()
@@ -190,13 +191,21 @@ def _packer(block_size: int) -> Callable[..., bytes]:
     return Struct(f"<{block_size}q").pack
 
 
+def num_given_keys(request: Request, block_size: int) -> int:
+    """How many blocks have given keys: full blocks of the prompt, no more. A block that also holds
+    output is nobody else's, whatever the workload says."""
+    return min(len(request.own_keys or ()), request.num_prompt // block_size)
+
+
 def _extend_given_keys(request: Request, num_blocks: int, block_size: int) -> list[Any]:
     """Given keys for the prompt's full blocks, then keys no other request can have: negative
     numbers, made from the request's place in line. Given keys must not be negative numbers."""
-    keys, given = request.keys, request.own_keys or ()
+    keys = request.keys
     num_blocks = min(num_blocks, request.num_tokens // block_size)
-    if len(keys) < len(given):
-        keys += given[len(keys):num_blocks]
+    given = min(num_blocks, num_given_keys(request, block_size))
+    if len(keys) < given:
+        assert request.own_keys is not None
+        keys += request.own_keys[len(keys):given]
     first = -(request.seq + 1 << 32)
     keys += range(first + len(keys), first + num_blocks)
     return keys

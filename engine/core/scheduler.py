@@ -61,17 +61,18 @@ class Scheduler(StepPhases):
         """Put a refusal into the log: for checks outside the core, such as the vocabulary's."""
         self._inbox.append(("reject", (request.id, sentence)))
 
-    def abort(self, request_id: str, reason: str = "abort", error: str | None = None) -> None:
-        """End a request wherever it is. Unknown or finished ids are ignored."""
-        self._inbox.append(("abort", (request_id, reason, error)))
+    def abort(self, request: Request | str, reason: str = "abort",
+              error: str | None = None) -> None:
+        """End a request, given itself or its id, wherever it is. What is not there is ignored."""
+        self._inbox.append(("abort", (request, reason, error)))
 
     def has_unfinished(self) -> bool:
         """True while a request is anywhere between submit and finish, or the inbox holds news."""
         return bool(self.live or self._inbox)
 
     def has_news(self) -> bool:
-        """True if the inbox holds something the next schedule() will act on."""
-        return bool(self._inbox)
+        """True if the next schedule() will find newcomers or aborts."""
+        return bool(self._inbox or self._parents)
 
     def _open_inbox(self) -> list[Request]:
         """Take what came in since the last step; the requests that an abort ended."""
@@ -79,36 +80,39 @@ class Scheduler(StepPhases):
         while self._inbox:
             what, payload = self._inbox.popleft()
             if what == "submit":
-                self._arrive(payload)
+                if not self._arrive(payload):
+                    ended.append(payload)
             elif what == "abort":
-                request_id, reason, error = payload
-                if request_id in self.live:
-                    request = self.live[request_id]
+                named, reason, error = payload
+                request = self.live.get(named if isinstance(named, str) else named.id)
+                if request is not None and (isinstance(named, str) or request is named):
                     self._finish(request, reason, error)
                     ended.append(request)
             elif self._emit is not None:
                 self._emit("reject", request=payload[0], error=payload[1])
         return ended
 
-    def _arrive(self, request: Request) -> None:
+    def _arrive(self, request: Request) -> bool:
+        """Take a request in. False if its id is taken: it ends with an error at once."""
         if request.id in self.live:
             sentence = f"request id {request.id!r} is already taken by a request that still runs"
             request.status, request.finish_reason, request.error = FINISHED, "error", sentence
             if self._emit is not None:
                 self._emit("reject", request=request.id, error=sentence)
-            return
+            return False
         request.seq = self._seq
         self._seq += 1
         self.live[request.id] = request
         if self._emit is not None:
             self._emit("arrive", **arrival_fields(request))
         parent = request.parent
-        if parent is None or parent.finished or parent.num_output:
+        if parent is None or self.live.get(parent.id) is not parent or parent.num_output:
             self.waiting.push(request)
         else:
             if not parent.children:
                 self._parents.append(parent)
             parent.children.append(request)
+        return True
 
     # ------------------------------------------------------------------ one step
     def schedule(self) -> Batch:
@@ -117,14 +121,14 @@ class Scheduler(StepPhases):
         May be called once more before the last batch is committed (look-ahead): the tokens that
         one will bring then count as known, but never past a request's limit.
         """
-        if self._in_flight:
-            self._expect_tokens(self._in_flight[-1])
         step = Step(self.num_steps, self.config.max_num_batched_tokens)
         self.num_steps += 1
         batch = step.batch
         if self._emit is not None:
             self._emit("step_begin", step=batch.step, budget=step.left)
         batch.ended = self._open_inbox()
+        if self._in_flight:
+            self._expect_tokens(self._in_flight[-1])
         if self._parents:
             self._release_children()
         self.waiting.refresh()
@@ -141,7 +145,7 @@ class Scheduler(StepPhases):
                        waiting=len(self.waiting), running=len(self.running),
                        swapped=len(self.swapped), free=self.manager.pool.num_free)
         else:
-            batch.stable = stable_steps(self, batch)
+            batch.stable = stable_steps(self, step)
         return batch
 
     def _expect_tokens(self, batch: Batch) -> None:
@@ -245,17 +249,31 @@ class Scheduler(StepPhases):
         fail the batches scheduled on top of it too. Returns the requests that ended."""
         self._in_flight.remove(batch)
         self.manager.withdraw(batch)
+        if self._emit is not None:
+            self._emit("token", step=batch.step, tokens=[None] * len(batch))
         for request in batch.preempted:
             if request.status is SWAPPED:
-                self.swapped.remove(request)
-                self.manager.drop_swapped(request)
-                request.num_computed = 0
-                request.status = WAITING
-                self.waiting.push(request)
-        ended = [request for request in batch.requests if not request.finished]
-        for request in ended:
-            self._finish(request, "error", reason)
+                self._forget_swapped(request)
+        ended: list[Request] = []
+        for row in batch.rows:
+            if not row.request.finished:
+                # Under look-ahead the token that now never comes may have been counted already.
+                if row.samples:
+                    row.request.num_tokens = row.start + row.num_tokens
+                self._finish(row.request, "error", reason)
+                ended.append(row.request)
         return batch.ended + ended
+
+    def _forget_swapped(self, request: Request) -> None:
+        """Its copy to the CPU pool was never made: back in line, to be computed again."""
+        self.swapped.remove(request)
+        self.manager.drop_swapped(request)
+        if self._emit is not None:
+            self._emit("preempt", request=request.id, mode="recompute",
+                       computed=request.num_computed, rolled_back=False)
+        request.num_computed = 0
+        request.status = WAITING
+        self.waiting.push(request)
 
     def _finish(self, request: Request, reason: str, error: str | None = None) -> None:
         """Take a request out, wherever it is, and give back all it holds."""

@@ -12,29 +12,31 @@ from typing import TYPE_CHECKING
 from engine.core.batch import Batch
 
 if TYPE_CHECKING:
+    from engine.core.phases import Step
     from engine.core.scheduler import Scheduler
 
 # Reasons for a blocked head that cannot go away while the same requests decode on.
 LASTING = ("seqs", "static", "budget")
 
 
-def stable_steps(scheduler: Scheduler, batch: Batch) -> int:
+def stable_steps(scheduler: Scheduler, step: Step) -> int:
     """For how many steps, this one included, the same rows are certain to be scheduled again.
 
-    1 whenever in doubt. More only for pure decode batches of requests without token ids (with
-    ids, any token may be the last), before the first of them reaches its limit, and while the
-    blocks that fill on the way are free.
+    1 whenever in doubt. More only for pure decode batches of requests without token ids and stop
+    tokens (else any token may be the last), before the first of them reaches its limit, and while
+    the blocks that fill on the way are free.
     """
+    batch = step.batch
     rows = batch.requests
     if (not rows or rows[0].tokens is not None or batch.num_tokens != len(rows)
             or len(rows) != len(scheduler.running) or batch.partial or batch.preempted
             or batch.copies or batch.swap_ins or batch.overlapped or scheduler.swapped
             or scheduler.has_news()):
         return 1
-    if len(scheduler.waiting) and (scheduler.blocked is None
-                                   or scheduler.blocked[1] not in LASTING):
+    if len(scheduler.waiting) and (scheduler.blocked is None or scheduler.order.dynamic
+                                   or step.started or scheduler.blocked[1] not in LASTING):
         return 1
-    if any(request.tokens is not None for request in rows):
+    if any([request.tokens is not None or request.stop_ids for request in rows]):
         return 1
     steps = min([request.limit - request.num_tokens for request in rows])
     size, free = scheduler.config.block_size, scheduler.manager.pool.num_free
@@ -51,27 +53,20 @@ def stable_steps(scheduler: Scheduler, batch: Batch) -> int:
 def advance(scheduler: Scheduler, batch: Batch, steps: int) -> None:
     """Do what steps 2…`steps` do to the blocks and counters; the tokens of the last one are left
     to commit(). ValueError if `steps` is more than the batch is stable for."""
-    if steps > batch.stable:
-        raise ValueError(f"{steps} steps at once, but the batch is stable for {batch.stable}")
+    if steps > batch.stable_steps():
+        raise ValueError(f"{steps} steps at once, the batch is stable for {batch.stable_steps()}")
     manager, size = scheduler.manager, scheduler.config.block_size
-    happenings: list[tuple[int, int, int]] = []  # (step, 0 = grow / 1 = publish, row)
+    # Only growth happens on the way: output blocks have keys of their own, indexed when let go.
+    happenings: list[tuple[int, int]] = []  # (steps from now, row) of each block a row needs
     for row, request in enumerate(batch.requests):
         known, last = request.num_tokens, request.num_tokens + steps - 1
         for full in range(-(-known // size) * size, last + 1, size):
             if full >= len(request.block_table) * size and full + 1 <= last:
-                happenings.append((full + 1 - known, 0, row))
-            if full > known and manager.caching:
-                happenings.append((full - known, 1, row))
+                happenings.append((full + 1 - known, row))
     happenings.sort()
-    for step, what, row in happenings:
-        request = batch.requests[row]
-        end = batch.starts[row] + 1 + step
-        if what == 0:
-            grown = manager.make_writable(request, end - 1, end, batch)
-            assert grown, "stable_steps() counted the free blocks"
-        else:
-            request.num_computed = request.num_tokens = end
-            manager.publish(request, batch)
+    for step, row in happenings:
+        grown = manager.grow(batch.requests[row], batch.starts[row] + 1 + step)
+        assert grown, "stable_steps() counted the free blocks"
     for request, start in zip(batch.requests, batch.starts, strict=True):
         request.num_computed = request.num_tokens = start + steps
     scheduler.num_steps += steps - 1
