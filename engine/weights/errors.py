@@ -1,0 +1,21 @@
+"""What can be wrong with a model somebody names: each error is one sentence with the way out."""
+
+from __future__ import annotations
+
+from engine.core.errors import ConfigError, TandemError
+
+
+class ModelNotFound(ConfigError):
+    """A model name or directory that leads nowhere; the message lists the known names."""
+
+
+class UnsupportedModel(ConfigError):
+    """A model that asks for something this engine does not compute; refused by that thing's name."""
+
+
+class WeightsError(TandemError):
+    """A checkpoint that does not fit its model: missing, unexpected, misshapen or unreadable."""
+
+
+class PullError(TandemError):
+    """A model that could not be fetched or converted."""
