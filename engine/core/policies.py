@@ -178,7 +178,8 @@ class Static(Mixed):
         # A preempted member of the batch comes back, and a member's further samples belong to it;
         # a newcomer waits for the next batch.
         parent = request.parent
-        member = request.num_preemptions or parent is not None and not parent.finished
+        member = request.num_preemptions or (
+            parent is not None and scheduler.live.get(parent.id) is parent)
         return ("static", 1, 0) if self._closed and not member else None
 
 

@@ -222,6 +222,7 @@ class Scheduler(StepPhases):
         if not isinstance(token, int):
             reason = token.reason if isinstance(token, RowFailed) else "no token was returned"
             self.manager.withdraw(batch, request)
+            request.num_tokens = batch.starts[index] + batch.counts[index]
             done.append((request, "error", reason))
             return
         if request.tokens is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
-from engine.core import Request, SamplingParams, Scheduler, SchedulerConfig
+from engine.core import Request, RequestError, SamplingParams, Scheduler, SchedulerConfig
 from engine.core.events import EventLog, LoadedLog
 from engine.loop import EngineLoop, StepResult
 
@@ -22,44 +23,52 @@ def make_log(requests: list[dict[str, Any]], *, seconds: float = 0.01, model: st
                                          for name in settings.__dataclass_fields__},
               "model": {"name": model}, "hardware": {"name": "none"}, "versions": {}, "seed": 0}
     log = EventLog(target, header)
-    scheduler = Scheduler(settings, emit=log.emit)
-    loop, now = EngineLoop(scheduler, log), 0.0
-    made: dict[str, Request] = {}
-    line = sorted(requests, key=lambda spec: spec.get("at", 0.0))
-
-    def arrivals() -> None:
-        while line and line[0].get("at", 0.0) <= now:
-            spec = line.pop(0)
-            made[spec["id"]] = Request(
-                spec["id"], spec["prompt"], SamplingParams(max_tokens=spec["max_tokens"]),
-                arrival_time=spec.get("at", 0.0), priority=spec.get("priority", 0),
-                parent=made.get(spec.get("parent")),
-                keys=[] if isinstance(spec["prompt"], int) else None)
-            try:
-                loop.submit(made[spec["id"]])
-            except Exception:  # the refusal is in the log
-                pass
-
-    while line or scheduler.has_unfinished():
-        arrivals()
-        if not scheduler.has_unfinished():
-            now = line[0]["at"]
-            continue
-        turn, result = loop.steps(lambda: now), None
-        try:
-            batch = next(turn)
-            while True:
-                now = round(now + seconds, 9)
-                tokens = [None if row in batch.partial
-                          else (batch.starts[row] + batch.counts[row]) % 50
-                          for row in range(len(batch))]
-                arrivals()
-                result = StepResult(tokens, seconds)
-                batch = turn.send(result)
-        except StopIteration:
-            pass
+    _Script(Scheduler(settings, emit=log.emit), log, requests, seconds).run()
     log.close()
     return LoadedLog(log.header, log.events or [])
+
+
+class _Script:
+    """The executor, the clock and the arrivals."""
+
+    def __init__(self, scheduler: Scheduler, log: EventLog, requests: list[dict[str, Any]],
+                 seconds: float):
+        self.scheduler, self.loop = scheduler, EngineLoop(scheduler, log)
+        self.now, self.seconds = 0.0, seconds
+        self.line = sorted(requests, key=lambda spec: spec.get("at", 0.0))
+        self.made: dict[str, Request] = {}
+
+    def run(self) -> None:
+        while self.line or self.scheduler.has_unfinished():
+            self.arrive()
+            if not self.scheduler.has_unfinished():
+                self.now = self.line[0]["at"]
+                continue
+            turn = self.loop.steps(lambda: self.now)
+            batch = next(turn, None)
+            while batch is not None:
+                batch = self.answer(turn, batch)
+
+    def answer(self, turn: Any, batch: Any) -> Any:
+        self.now = round(self.now + self.seconds, 9)
+        tokens = [None if row in batch.partial else (batch.starts[row] + batch.counts[row]) % 50
+                  for row in range(len(batch))]
+        self.arrive()
+        try:
+            return turn.send(StepResult(tokens, self.seconds))
+        except StopIteration:
+            return None
+
+    def arrive(self) -> None:
+        while self.line and self.line[0].get("at", 0.0) <= self.now:
+            spec = self.line.pop(0)
+            self.made[spec["id"]] = request = Request(
+                spec["id"], spec["prompt"], SamplingParams(max_tokens=spec["max_tokens"]),
+                arrival_time=spec.get("at", 0.0), priority=spec.get("priority", 0),
+                parent=self.made.get(spec.get("parent")),
+                keys=[] if isinstance(spec["prompt"], int) else None)
+            with suppress(RequestError):  # the refusal is in the log
+                self.loop.submit(request)
 
 
 def crowded(num_requests: int = 24, seed: int = 7, target: Any = None) -> LoadedLog:

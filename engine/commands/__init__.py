@@ -1,0 +1,1 @@
+"""The verbs of `python -m engine`, one module each."""

@@ -1,0 +1,110 @@
+"""python -m engine generate: prompts in, text out, streaming."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from engine.commands import options as opt
+from engine.core.errors import ConfigError
+from engine.core.request import SamplingParams
+from engine.llm import LLM, Prompt
+
+
+def generate_command(
+    model: opt.Model = "tiny",
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="may be repeated")] = None,
+    prompts_file: Annotated[Path | None, typer.Option(help="a prompt a line")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="wrap prompts in the chat template")] = False,
+    max_tokens: int = 64, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
+    min_p: float = 0.0, repetition_penalty: float = 1.0, n: int = 1,
+    stop: Annotated[list[str] | None, typer.Option(help="stop string; may be repeated")] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
+    seed: opt.EngineSeed = 0,
+    log: opt.Log = None,
+    dtype: opt.Dtype = "auto", load_format: opt.LoadFormat = "auto", attention: opt.Attention = "auto",
+    max_model_len: opt.MaxModelLen = None,
+    num_kv_blocks: opt.NumKvBlocks = None, block_size: opt.BlockSize = None,
+    kv_cache_bytes: opt.KvCacheBytes = None, num_cpu_blocks: opt.NumCpuBlocks = None,
+    eviction: opt.Eviction = "lru", enable_prefix_caching: opt.PrefixCaching = True,
+    max_num_seqs: opt.MaxNumSeqs = None, max_num_batched_tokens: opt.MaxBatched = None,
+    long_prefill_token_threshold: opt.ChunkCap = None,
+    batching: opt.Batching = "mixed", order: opt.Order = "fcfs",
+    preemption: opt.Preemption = "recompute",
+) -> None:
+    """Generate text for one prompt, streamed, or for many, together."""
+    engine = opt.engine_options(locals())
+    texts = read_prompts(prompt or [], prompts_file)
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, n=n, stop=tuple(stop or ()), ignore_eos=ignore_eos)
+    with LLM(model, log=log, seed=seed, **engine) as llm:
+        prompts: list[Prompt] = list(texts)
+        if chat:
+            prompts = llm.render_chat([[{"role": "user", "content": text}] for text in texts])
+        if len(prompts) == 1 and n == 1:
+            stream_one(llm, prompts[0], params)
+        else:
+            run_many(llm, texts, prompts, params)
+
+
+def read_prompts(prompts: list[str], file: Path | None) -> list[str]:
+    """All prompts of the command line. ConfigError if there is none or the file cannot be read."""
+    if file is not None:
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read prompts from {file}: {error}") from None
+        prompts = prompts + [line for line in lines if line.strip()]
+    if not prompts:
+        raise ConfigError("no prompt: give --prompt TEXT or --prompts-file FILE")
+    return prompts
+
+
+def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
+    """Print the text as it comes; a line of numbers goes to stderr at the end."""
+    console, clock = Console(stderr=True, highlight=False), llm.engine.clock
+    started, first, tokens, reason = clock(), 0.0, 0, None
+    for delta in llm.stream(prompt, params):
+        tokens += len(delta.token_ids)
+        first = first or clock()
+        reason = delta.finish_reason or reason
+        typer.echo(delta.text, nl=False)
+        if delta.error:
+            console.print(f"\n[red]{delta.error}[/red]")
+    typer.echo()
+    pace = (tokens - 1) / max(clock() - first, 1e-9)
+    console.print(f"[dim]{tokens} tokens, finished by {reason}; first after {first - started:.3f} s, "
+                  f"then {pace:.1f} tokens/s[/dim]")
+
+
+def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: SamplingParams) -> None:
+    """Run together under a progress bar, then print each text under its prompt."""
+    console = Console(stderr=True, highlight=False)
+    total, started, tokens = len(prompts) * params.n, llm.engine.clock(), 0
+    parts: dict[tuple[str, int], list[str]] = {}
+    errors: dict[tuple[str, int], str] = {}
+    with Progress(TextColumn("[progress.description]{task.description}"), BarColumn(),
+                  MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task("generating", total=total)
+        for delta in llm.stream(prompts, params):
+            key = (delta.request_id, delta.index)
+            parts.setdefault(key, []).append(delta.text)
+            tokens += len(delta.token_ids)
+            if delta.error:
+                errors[key] = delta.error
+            if delta.finish_reason:
+                seconds = max(llm.engine.clock() - started, 1e-9)
+                progress.update(task, advance=1, description=f"{tokens / seconds:.0f} tokens/s")
+    ids = sorted({name for name, _ in parts}, key=lambda name: int(name[1:]))
+    for text, name in zip(texts, ids, strict=True):
+        typer.secho(f"> {text}", bold=True)
+        for key in sorted(key for key in parts if key[0] == name):
+            typer.echo("".join(parts[key]) if key not in errors else f"error: {errors[key]}")
+    seconds = llm.engine.clock() - started
+    console.print(f"[dim]{total} samples, {tokens} tokens in {seconds:.2f} s: "
+                  f"{tokens / seconds:.1f} tokens/s[/dim]")

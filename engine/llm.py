@@ -1,0 +1,209 @@
+"""LLM: the offline API, in the shape that vLLM and nano-vllm users know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import IO, Any
+
+from engine.config import make_config
+from engine.core.errors import ConfigError, RequestError
+from engine.core.events import EventLog
+from engine.core.request import Request, SamplingParams
+from engine.outputs import Delta, RequestOutput
+from engine.runner.build import build_engine
+from engine.runner.counter_rng import derive_seed
+from engine.runner.session import Session
+
+Prompt = str | Sequence[int] | dict[str, Any]
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "priority")
+
+
+class LLM:
+    """A model ready to generate. Several may live in one process.
+
+        llm = LLM("smollm2", max_num_seqs=16)
+        out = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))
+        out[0].text
+
+    Keywords are EngineConfig's fields; `log` records the run as an event log; `scheduler_options`
+    hands objects (policies, a pool) to the Scheduler. A ConfigError or WeightsError says what
+    cannot work. A request that is refused raises RequestError and leaves the engine usable.
+    """
+
+    def __init__(self, model: str | Path, *, log: str | Path | IO[str] | EventLog | None = None,
+                 scheduler_options: dict[str, Any] | None = None, **config: Any):
+        self.config = make_config(str(model), **config)
+        self.engine = build_engine(self.config, log, scheduler_options or {})
+        self._names = count()
+
+    @property
+    def tokenizer(self) -> Any:
+        """The transformers tokenizer, or None if the model directory has none."""
+        return self.engine.tokenizer.hf if self.engine.tokenizer else None
+
+    def get_tokenizer(self) -> Any:
+        return self.tokenizer
+
+    def generate(self, prompts: Prompt | Sequence[Prompt],
+                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                 priority: int | Sequence[int] = 0) -> list[RequestOutput]:
+        """Run prompts to their end, together; results in the order of the prompts.
+
+        A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids` and,
+        if wanted, `cache_salt` and `priority`. One params for all, or one each. RequestError, with
+        nothing run, if a prompt cannot be served; a request that fails while it runs has
+        finish_reason "error" and its `error`.
+        """
+        groups = self._submit(_as_list(prompts), sampling_params, priority)
+        sessions = [session for group in groups for session in group]
+        try:
+            for session in sessions:
+                self._run_until_finished(session)
+            return [self._result(group) for group in groups]
+        finally:
+            self._close(sessions)
+
+    def chat(self, messages: Sequence[Any],
+             sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+             chat_template: str | None = None) -> list[RequestOutput]:
+        """generate() on one conversation, a list of {"role", "content"}, or on a list of them."""
+        return self.generate(self.render_chat(messages, chat_template), sampling_params)
+
+    def render_chat(self, messages: Sequence[Any], chat_template: str | None = None) -> list[Prompt]:
+        """One token-id prompt a conversation, by the model's chat template."""
+        if self.engine.tokenizer is None:
+            raise RequestError(f"chat needs a tokenizer, and {self.config.model} has none")
+        one = bool(messages) and isinstance(messages[0], dict)
+        return [self.engine.tokenizer.encode_chat(conversation, chat_template)
+                for conversation in ([messages] if one else messages)]
+
+    def stream(self, prompts: Prompt | Sequence[Prompt],
+               sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+               priority: int | Sequence[int] = 0) -> Iterator[Delta]:
+        """Yield what each step adds to each prompt, as it comes; the joined texts of a prompt's
+        deltas are its text. Submits at once; ending the iteration early aborts what still runs."""
+        groups = self._submit(_as_list(prompts), sampling_params, priority)
+        return self._deltas([session for group in groups for session in group])
+
+    def close(self) -> None:
+        """Finish the log. The engine may not be used any more."""
+        if self.engine.log is not None:
+            self.engine.log.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ behind the scenes
+    def _run_until_finished(self, session: Session) -> None:
+        while not session.request.finished:
+            if not self.engine.step() and not session.request.finished:
+                raise RuntimeError(f"the scheduler is idle, but {session.request!r} is not finished")
+
+    def _deltas(self, sessions: list[Session]) -> Iterator[Delta]:
+        waiting = list(sessions)
+        try:
+            while waiting:
+                for session in waiting:
+                    while session.inbox:
+                        yield session.inbox.popleft()
+                waiting = [session for session in waiting
+                           if session.inbox or not session.request.finished]
+                if waiting and not any(session.inbox for session in waiting):
+                    self.engine.step()
+        finally:
+            self._close(sessions)
+
+    def _submit(self, prompts: list[Prompt],
+                params: SamplingParams | Sequence[SamplingParams] | None,
+                priority: int | Sequence[int]) -> list[list[Session]]:
+        """All prompts queued, n sessions each; none of them if one is refused."""
+        all_params = _one_each("sampling_params", params or SamplingParams(), len(prompts))
+        priorities = _one_each("priority", priority, len(prompts))
+        groups: list[list[Session]] = []
+        try:
+            for prompt, one_params, one_priority in zip(prompts, all_params, priorities, strict=True):
+                groups.append([])
+                self._submit_samples(prompt, one_params, one_priority, groups[-1])
+        except BaseException:
+            self._close([session for group in groups for session in group])
+            raise
+        return groups
+
+    def _submit_samples(self, prompt: Prompt, params: SamplingParams, priority: int,
+                        group: list[Session]) -> None:
+        name = f"r{next(self._names)}"
+        ids, text, extra = self._read_prompt(name, prompt)
+        parent: Request | None = None
+        for index in range(params.n):
+            request = Request(
+                name if index == 0 else f"{name}.{index}", ids, _sample_params(params, index),
+                eos_ids=self.engine.runner.config.eos_token_ids, arrival_time=self.engine.clock(),
+                priority=extra.get("priority", priority), cache_salt=extra.get("cache_salt", ""),
+                parent=parent, user=text)
+            group.append(self.engine.submit(request, owner=name, index=index))
+            parent = parent or request
+
+    def _read_prompt(self, name: str, prompt: Prompt) -> tuple[list[int], str | None, dict[str, Any]]:
+        """Token ids, the text if there was one, and what else a dict held."""
+        extra: dict[str, Any] = {}
+        if isinstance(prompt, dict):
+            unknown = [key for key in prompt if key not in PROMPT_KEYS]
+            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+                raise RequestError(f"request {name}: a prompt dict has `prompt` or "
+                                   f"`prompt_token_ids`, and may have cache_salt and priority; "
+                                   f"this one has {', '.join(map(str, prompt))}")
+            extra = prompt
+            prompt = prompt.get("prompt_token_ids", prompt.get("prompt", ""))
+        if not isinstance(prompt, str):
+            return [int(token) for token in prompt], None, extra
+        if self.engine.tokenizer is None:
+            raise RequestError(f"request {name}: {self.config.model} has no tokenizer, so a prompt "
+                               f"must be a list of token ids")
+        return self.engine.tokenizer.encode(prompt), prompt, extra
+
+    def _result(self, group: list[Session]) -> RequestOutput:
+        first = group[0].request
+        assert first.tokens is not None
+        return RequestOutput(first.id, first.user, first.tokens[:first.num_prompt],
+                             [session.output() for session in group], first.num_hit)
+
+    def _close(self, sessions: list[Session]) -> None:
+        for session in sessions:
+            if not session.request.finished:
+                self.engine.abort(session.request.id)
+        for session in sessions:
+            self.engine.close(session)
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many? A list of whole numbers is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    prompts = list(prompts)
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [prompts]
+    return prompts
+
+
+def _one_each(what: str, value: Any, number: int) -> list[Any]:
+    """`value` for each of `number` prompts. ConfigError if it is a list of another length."""
+    if isinstance(value, (SamplingParams, int)):
+        return [value] * number
+    values = list(value)
+    if len(values) != number:
+        raise ConfigError(f"{number} prompts and {len(values)} {what}: give one for all, or one each")
+    return values
+
+
+def _sample_params(params: SamplingParams, index: int) -> SamplingParams:
+    """The params of sample `index`: its own seed, so that samples of one prompt differ."""
+    if params.n == 1:
+        return params
+    seed = params.seed if params.seed is None or index == 0 else derive_seed(params.seed, index)
+    return replace(params, n=1, seed=seed)

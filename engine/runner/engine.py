@@ -1,0 +1,136 @@
+"""One model, one scheduler, one log: requests go in, steps turn, deltas come out."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from threading import RLock
+from time import perf_counter
+from typing import Any
+
+from engine.core.batch import Batch
+from engine.core.errors import RequestError
+from engine.core.events import EventLog
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
+from engine.loop import EngineLoop, StepResult
+from engine.outputs import Delta, Timings
+from engine.runner.model_runner import ModelRunner, StepOutput
+from engine.runner.session import Session
+from engine.runner.tokenizer import TextTokenizer
+
+
+class Engine:
+    """Drives the loop with a blocking executor and a wall clock.
+
+    `submit` and `abort` may be called from any thread, and so may `step`: one thread steps at a
+    time. A session's deltas go to its inbox, so several consumers can share one engine.
+    """
+
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner, tokenizer: TextTokenizer | None,
+                 log: EventLog | None = None):
+        self.scheduler, self.runner, self.tokenizer, self.log = scheduler, runner, tokenizer, log
+        self.loop = EngineLoop(scheduler, log, on_finish=self._on_finish)
+        self.sessions: dict[str, Session] = {}  # by request id, until their consumer drops them
+        self.started = perf_counter()
+        self._lock = RLock()
+        self._wheel: Any = None  # the loop's generator, while something is unfinished
+        self._batch: Batch | None = None  # scheduled, not yet computed
+
+    def clock(self) -> float:
+        """Seconds since the engine was made."""
+        return perf_counter() - self.started
+
+    # ------------------------------------------------------------------ requests
+    def submit(self, request: Request, owner: str = "", index: int = 0) -> Session:
+        """Queue a request and open its session. RequestError, with nothing changed, if it is bad."""
+        try:
+            self._check(request)
+        except RequestError as error:
+            self.scheduler.reject(request, str(error))
+            raise
+        session = Session(request, owner or request.id, index, self.tokenizer,
+                          Timings(request.arrival_time))
+        self.sessions[request.id] = session
+        try:
+            self.loop.submit(request)
+        except RequestError:
+            del self.sessions[request.id]
+            raise
+        return session
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step, wherever it is; unknown ids are ignored."""
+        self.loop.abort(request_id)
+
+    def close(self, session: Session) -> None:
+        """Forget a session; its request, if it still runs, is aborted and gives back its blocks."""
+        if not session.request.finished:
+            self.abort(session.request.id)
+            while not session.request.finished and self.step():
+                pass
+        self.sessions.pop(session.request.id, None)
+
+    def _check(self, request: Request) -> None:
+        """What the core cannot know: the vocabulary and the tokenizer."""
+        vocab, params = self.runner.config.vocab_size, request.params
+        for what, ids in (("token id", request.tokens or ()), ("stop token id", params.stop_token_ids),
+                          ("logit_bias id", [token for token, _ in params.logit_bias])):
+            wrong = next((token for token in ids if not 0 <= token < vocab), None)
+            if wrong is not None:
+                raise RequestError(f"request {request.id}: {what} {wrong} is outside the vocabulary "
+                                   f"of {vocab} tokens")
+        if params.stop and self.tokenizer is None:
+            raise RequestError(f"request {request.id}: stop strings need a tokenizer, and the model "
+                               f"directory has none: use stop_token_ids")
+
+    # ------------------------------------------------------------------ steps
+    def step(self) -> bool:
+        """Compute one step and hand out what it brought. False if nothing is unfinished."""
+        with self._lock:
+            if self._batch is None:
+                self._wheel = self.loop.steps(self.clock)
+                self._batch = next(self._wheel, None)
+                if self._batch is None:
+                    return False
+            result = self._compute(self._batch)  # an interrupt in here: computed again next time
+            self._batch = None
+            with suppress(StopIteration):
+                self._batch = self._wheel.send(result)
+            return True
+
+    def _compute(self, batch: Batch) -> StepResult:
+        started = perf_counter()
+        try:
+            output = self.runner.run(batch)
+        except Exception as error:  # whatever the model raises ends this step's requests only
+            return StepResult([], perf_counter() - started, {"source": "measured"},
+                              error=f"the step failed: {type(error).__name__}: {error}")
+        stopped = self._hand_out(batch, output)
+        return StepResult(output.tokens, perf_counter() - started, {"source": "measured"}, stopped)
+
+    def _hand_out(self, batch: Batch, output: StepOutput) -> tuple[str, ...]:
+        """Give each sampled token to its session; ids of those whose text is complete by it."""
+        now, stopped = self.clock(), []
+        for row, token in enumerate(output.tokens):
+            session = self.sessions.get(batch.requests[row].id)
+            if session is None or not isinstance(token, int) or session.request.finished:
+                continue
+            number = batch.starts[row] + batch.counts[row] + 1 - session.request.num_prompt
+            text = session.push(token, number, now, output.logprobs.get(row))
+            session.inbox.append(Delta(session.owner, session.index, text, (token,)))
+            if session.stopped:
+                stopped.append(session.request.id)
+        return tuple(stopped)
+
+    def _on_finish(self, request: Request) -> None:
+        """The loop reports an end: the session's last delta carries the rest and the reason."""
+        session = self.sessions.get(request.id)
+        if session is None:
+            return
+        text, reason = session.finish(self.clock()), request.finish_reason
+        if session.inbox:
+            last = session.inbox.pop()
+            session.inbox.append(Delta(last.request_id, last.index, last.text + text,
+                                       last.token_ids, reason, request.error))
+        else:
+            session.inbox.append(Delta(session.owner, session.index, text, (), reason, request.error))

@@ -1,0 +1,67 @@
+"""A model directory's tokenizer: text to ids and back, chat templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from engine.core.errors import RequestError
+from engine.runner.detokenizer import Decode
+from engine.weights.errors import ModelNotFound
+
+FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
+
+
+class TextTokenizer:
+    """Wraps transformers' tokenizer of one directory."""
+
+    def __init__(self, tokenizer: Any, name: str):
+        self.name = name
+        self.hf = tokenizer
+        tokenizer.model_max_length = 10**9  # too long a prompt is refused by name, not warned about
+        # The Rust tokenizer decodes ten times faster than its transformers wrapper.
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        self.decode: Decode = self._slow_decode if fast is None else fast.decode
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self.hf.eos_token_id
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids, with the special tokens that the tokenizer puts around a prompt."""
+        return list(self.hf(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], template: str | None = None) -> list[int]:
+        """Token ids of a conversation, up to where the assistant answers.
+
+        RequestError if the model has no chat template or the template refuses the messages.
+        """
+        if not (template or self.hf.chat_template):
+            raise RequestError(f"{self.name} has no chat template: give chat_template=…, or a plain "
+                               f"prompt to generate()")
+        try:
+            text = self.hf.apply_chat_template(list(messages), tokenize=False, chat_template=template,
+                                               add_generation_prompt=True)
+        except Exception as error:  # templates raise what they like
+            raise RequestError(f"the chat template of {self.name} refuses these messages: {error}"
+                               ) from None
+        return list(self.hf(text, add_special_tokens=False)["input_ids"])
+
+    def _slow_decode(self, ids: list[int]) -> str:
+        return self.hf.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def load_tokenizer(directory: Path) -> TextTokenizer | None:
+    """The directory's tokenizer; None if it has none (token ids still work).
+
+    ModelNotFound if its files cannot be read.
+    """
+    if not any((directory / name).is_file() for name in FILES):
+        return None
+    from transformers import AutoTokenizer
+    try:
+        return TextTokenizer(AutoTokenizer.from_pretrained(str(directory)), directory.name)
+    except Exception as error:  # a damaged file raises whatever its parser raises
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelNotFound(f"the tokenizer of {directory} cannot be read: {reason}") from None

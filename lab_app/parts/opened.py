@@ -1,0 +1,44 @@
+"""Logs opened once and kept: the parsed events and their index are shared by all sessions."""
+
+from __future__ import annotations
+
+import gc
+import zlib
+
+import streamlit as st
+
+from engine.core.errors import TandemError
+from engine.core.events import read_log
+from lab_app.store import Entry
+from lab_app.viewmodel.run import Run, open_run
+
+
+@st.cache_resource(max_entries=4, show_spinner="Reading the log …")
+def _open(path: str, changed: int, size: int) -> Run:
+    """`changed` (ns) and `size` are part of the key: a rewritten file is read again."""
+    collecting = gc.isenabled()
+    gc.disable()  # the events hold no cycle, and walking a million of them costs seconds
+    try:
+        return open_run(read_log(path))
+    finally:
+        gc.freeze()  # nor shall later collections walk them; they still go by ref count
+        if collecting:
+            gc.enable()
+
+
+def open_entry(entry: Entry) -> Run | None:
+    """The run of a log; None, with the reason on the page, if it cannot be opened."""
+    try:
+        stat = entry.path.stat()
+        return _open(str(entry.path), stat.st_mtime_ns, stat.st_size)
+    except TandemError as error:
+        st.error(_sentence(error, entry))
+    except (OSError, EOFError, zlib.error) as error:
+        st.error(f"The log {entry.path.name} cannot be read: {error}.")
+    return None
+
+
+def _sentence(error: TandemError, entry: Entry) -> str:
+    """Without the folder: a reader of the page need not know where the app keeps its files."""
+    text = str(error).replace(str(entry.path), entry.path.name)
+    return text[0].upper() + text[1:] + ("" if text.endswith(".") else ".")

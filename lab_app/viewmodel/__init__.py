@@ -1,0 +1,1 @@
+"""Pure functions from an event log to what a page shows. No Streamlit, no files, no clock."""

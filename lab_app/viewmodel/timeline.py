@@ -1,0 +1,177 @@
+"""One pass over a log: a column of numbers a step, where the interesting steps are, and latencies.
+
+Everything that spans the whole run (the metrics strip, "jump to the next preemption") reads this;
+everything about one step reads the replayer.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+JUMPS = {  # what "jump to the next …" can look for
+    "preempt": "preemption", "evict": "eviction", "finish": "finish", "hit": "prefix hit",
+    "blocked": "blocked request", "swap": "swap", "copy": "copy-on-write", "reject": "refusal"}
+
+
+@dataclass(slots=True)
+class Latency:
+    """One finished request's times, in seconds. None where there is no such time."""
+
+    request: str
+    step: int  # in which it finished
+    ttft: float | None  # arrival to first token
+    tpot: float | None  # a token after the first one
+    e2e: float
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Columns have one entry a step, as the step's decisions left things (before its tokens)."""
+
+    time: list[float] = field(default_factory=list)  # at which the step began
+    seconds: list[float] = field(default_factory=list)  # how long it took
+    decode: list[int] = field(default_factory=list)  # tokens computed by rows past their prompt
+    prefill: list[int] = field(default_factory=list)  # the other tokens computed
+    waiting: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    swapped: list[int] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)  # free blocks
+    preempted: list[int] = field(default_factory=list)  # preemptions up to and with the step
+    marks: dict[str, list[int]] = field(default_factory=dict)  # kind of JUMPS -> its steps, rising
+    latencies: list[Latency] = field(default_factory=list)  # in order of finishing
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.time)
+
+    def next_step(self, kind: str, step: int) -> int | None:
+        """The first step after `step` in which `kind` happens."""
+        steps = self.marks.get(kind, ())
+        place = bisect_right(steps, step)
+        return steps[place] if place < len(steps) else None
+
+    def latencies_until(self, step: int) -> list[Latency]:
+        """Of the requests that finished up to and with `step`."""
+        return self.latencies[:bisect_right(self.latencies, step, key=lambda entry: entry.step)]
+
+
+def build_timeline(events: Iterable[dict[str, Any]]) -> Timeline:
+    """Read all events once."""
+    reader = _Reader()
+    for event in events:
+        handler = _HANDLERS.get(event["e"])
+        if handler is not None:
+            handler(reader, event)
+    reader.close_step()
+    return reader.line
+
+
+class _Reader:
+    """What the pass must remember between two events."""
+
+    def __init__(self) -> None:
+        self.line = Timeline(marks={kind: [] for kind in JUMPS})
+        self.step = -1
+        self.batch_seen = True
+        self.num_preempted = 0
+        self.prefilling: set[str] = set()  # admitted, prompt (or lost part) not yet computed
+        self.rows: dict[int, list[str]] = {}  # step -> rows whose tokens are still to come
+        self.index: dict[int, int] = {}  # its number in the log -> its place in the columns
+        self.arrived: dict[str, float] = {}
+        self.first: dict[str, float] = {}
+
+    def mark(self, kind: str) -> None:
+        steps = self.line.marks[kind]
+        if not steps or steps[-1] != self.step:
+            steps.append(self.step)
+
+    def close_step(self) -> None:
+        """Fill up the columns of a step whose log ended before its batch."""
+        line = self.line
+        if not self.batch_seen:
+            self.on_batch({"requests": [], "counts": [], "partial": [], "waiting": 0, "running": 0,
+                           "swapped": 0, "free": line.free[-1] if line.free else 0})
+
+    def on_step_begin(self, event: dict[str, Any]) -> None:
+        self.close_step()
+        self.step += 1
+        self.batch_seen = False
+        self.index[event["step"]] = self.step
+        self.line.time.append(event["t"])
+        self.line.seconds.append(0.0)
+
+    def on_arrive(self, event: dict[str, Any]) -> None:
+        self.arrived[event["request"]] = event["at"]
+        self.first.pop(event["request"], None)  # an id may come back after its request finished
+
+    def on_consider(self, event: dict[str, Any]) -> None:
+        if event["verdict"] == "admitted":
+            self.prefilling.add(event["request"])
+        elif event["verdict"] == "blocked":
+            self.mark("blocked")
+
+    def on_share(self, event: dict[str, Any]) -> None:
+        if event["source"] == "cache":
+            self.mark("hit")
+
+    def on_preempt(self, event: dict[str, Any]) -> None:
+        self.mark("preempt")
+        self.num_preempted += 1
+        if event["mode"] != "swap":
+            self.prefilling.discard(event["request"])
+
+    def on_batch(self, event: dict[str, Any]) -> None:
+        line, prefilling = self.line, self.prefilling
+        self.batch_seen = True
+        rows = self.rows[event.get("step", -1)] = event["requests"]
+        total, prefill = sum(event["counts"]), 0
+        if prefilling:
+            for row, (name, count) in enumerate(zip(rows, event["counts"], strict=True)):
+                if name in prefilling:
+                    prefill += count
+                    if row not in event["partial"]:
+                        prefilling.discard(name)
+        line.prefill.append(prefill)
+        line.decode.append(total - prefill)
+        line.preempted.append(self.num_preempted)
+        for name in ("waiting", "running", "swapped", "free"):
+            getattr(line, name).append(event[name])
+
+    def on_time(self, event: dict[str, Any]) -> None:
+        place = self.index.pop(event["step"], None)
+        if place is not None:
+            self.line.seconds[place] = event["seconds"]
+
+    def on_token(self, event: dict[str, Any]) -> None:
+        rows = self.rows.pop(event["step"], ())
+        if len(self.first) == len(self.arrived):
+            return  # everyone who is here has had a first token: the common case
+        for name, token in zip(rows, event["tokens"], strict=False):
+            if token is not None and name not in self.first:
+                self.first[name] = event["t"]
+
+    def on_finish(self, event: dict[str, Any]) -> None:
+        self.mark("finish")
+        name, end = event["request"], event["t"]
+        arrived, first = self.arrived.get(name, end), self.first.setdefault(name, end)
+        told = event["outputs"] > 0
+        self.prefilling.discard(name)
+        self.line.latencies.append(Latency(
+            name, max(self.step, 0), first - arrived if told else None,
+            (end - first) / (event["outputs"] - 1) if event["outputs"] > 1 else None,
+            end - arrived))
+
+
+_HANDLERS: dict[str, Any] = {
+    "step_begin": _Reader.on_step_begin, "arrive": _Reader.on_arrive,
+    "consider": _Reader.on_consider, "share": _Reader.on_share, "preempt": _Reader.on_preempt,
+    "batch": _Reader.on_batch, "time": _Reader.on_time, "token": _Reader.on_token,
+    "finish": _Reader.on_finish,
+    "evict": lambda reader, event: reader.mark("evict"),
+    "swap": lambda reader, event: reader.mark("swap"),
+    "copy": lambda reader, event: reader.mark("copy"),
+    "reject": lambda reader, event: reader.mark("reject"),
+}

@@ -1,0 +1,146 @@
+"""The simulator's door for other rooms: describe a run, get its log and its figures."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.core.config import SchedulerConfig
+from engine.core.errors import ConfigError
+from engine.core.events import EventLog
+from engine.core.scheduler import Scheduler
+from engine.loop import EngineLoop
+from simulator.cost import CostModel, Roofline
+from simulator.hardware import Hardware, kv_blocks, list_hardware, load_hardware
+from simulator.metrics import Metrics, compute_metrics, metrics_from_log
+from simulator.modelspec import ModelSpec, list_models, load_model
+from simulator.router import make_router
+from simulator.timings import Timings
+from simulator.workload import Workload
+from simulator.world import World
+
+__all__ = ["Simulation", "engine_config", "list_hardware", "list_models", "metrics_from_log",
+           "simulate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """What a simulated run left behind."""
+
+    metrics: Metrics
+    timings: Timings
+    config: SchedulerConfig
+    events: list[dict[str, Any]] | None  # the log, when it was kept in memory
+    header: dict[str, Any]
+    log: Path | None  # where it was written
+    notes: list[str] = field(default_factory=list)  # for the user: rows sorted, requests refused …
+    loop_seconds: float = 0.0  # wall time of the event loop alone
+    loop_cpu_seconds: float = 0.0  # CPU time of the same, undisturbed by other processes
+
+
+def engine_config(model: ModelSpec, hardware: Hardware, *, tp: int = 1,
+                  utilization: float | None = None, **settings: Any
+                  ) -> tuple[SchedulerConfig, list[str]]:
+    """A SchedulerConfig for this model on this device, and notes on what was chosen.
+
+    `num_blocks` comes from the memory left beside the weights unless given, `max_model_len` from
+    the model, lowered with a note to what the pool holds. Other settings are SchedulerConfig's.
+    ConfigError or SpecError when it cannot work.
+    """
+    notes = []
+    settings = {name: value for name, value in settings.items() if value is not None}
+    size = settings.get("block_size", 16)
+    if not isinstance(size, int) or size < 1:
+        raise ConfigError(f"block_size={size!r} must be a whole number of at least 1")
+    if "num_blocks" not in settings:
+        settings["num_blocks"] = kv_blocks(model, hardware, size, tp=tp, utilization=utilization)
+        notes.append(f"{settings['num_blocks']:,} KV blocks of {size} tokens fit {hardware.name} "
+                     f"beside {model.name}")
+    if "max_model_len" not in settings:
+        held = max(1, settings["num_blocks"] * size)
+        settings["max_model_len"] = min(model.max_len, held)
+        if held < model.max_len:
+            notes.append(f"max_model_len lowered from {model.max_len:,} to {held:,}, "
+                         f"what the pool holds")
+    return SchedulerConfig(**settings), notes
+
+
+def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardware,
+             config: SchedulerConfig | Mapping[str, Any] | None = None, *,
+             tp: int = 1, replicas: int = 1, router: str = "least_loaded", seed: int = 0,
+             cost: CostModel | None = None, graphs: bool = True,
+             log: str | Path | None = None, keep_events: bool = False,
+             parts: Mapping[str, Any] | None = None,
+             slo: Mapping[str, float] | None = None,
+             on_progress: Callable[[int, int], None] | None = None) -> Simulation:
+    """Run a workload through the engine's loop in modelled time.
+
+    `config` is a SchedulerConfig or settings for `engine_config`. `log` writes the event log to a
+    file (a replica's number goes before the suffix when there are several), `keep_events` keeps it
+    in memory. `parts` goes to Scheduler: `{"pool": factory}` and the like, called once a replica,
+    is how a student's part is plugged in. TandemError subclasses for every wrong input.
+    """
+    if replicas < 1:
+        raise ConfigError(f"replicas={replicas} must be at least 1")
+    spec = load_model(model) if isinstance(model, str) else model
+    device = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    notes = list(workload.notes)
+    if not isinstance(config, SchedulerConfig):
+        config, chosen = engine_config(spec, device, tp=tp, **(config or {}))
+        notes += chosen
+    price = cost or Roofline(spec, device, tp=tp, block_size=config.block_size, graphs=graphs)
+    header = run_header("simulated", config, spec, device, seed, workload.name)
+    logs: list[EventLog] = []
+
+    def make_loop(number: int) -> EngineLoop:
+        events = None
+        if log is not None or keep_events:
+            target = None if log is None else _replica_path(Path(log), number, replicas)
+            events = EventLog(target, header)
+            logs.append(events)
+        made = {name: make() for name, make in (parts or {}).items()}
+        return EngineLoop(Scheduler(config, emit=events and events.emit, **made), events)
+
+    world = World(workload, make_loop, price, router=make_router(router, seed), replicas=replicas,
+                  on_progress=on_progress)
+    begun, cpu = time.perf_counter(), time.process_time()
+    try:
+        timings = world.run()
+    finally:
+        for events in logs:
+            events.close()
+    loop_seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    notes += _notes(world, config)
+    return Simulation(
+        metrics=compute_metrics(timings, slo), timings=timings, config=config,
+        events=logs[0].events if logs and log is None else None, header=header,
+        log=Path(log) if log is not None else None, notes=notes,
+        loop_seconds=loop_seconds, loop_cpu_seconds=cpu)
+
+
+def run_header(mode: str, config: SchedulerConfig, model: ModelSpec, hardware: Hardware, seed: int,
+               workload: str) -> dict[str, Any]:
+    """The log header of a run without a device. Holds nothing that changes from run to run."""
+    versions = {"python": platform.python_version(), "simpy": importlib.metadata.version("simpy")}
+    return {"mode": mode, "config": asdict(config), "model": model.as_dict(),
+            "hardware": hardware.as_dict(), "versions": versions, "seed": seed,
+            "workload": workload}
+
+
+def _replica_path(path: Path, number: int, replicas: int) -> Path:
+    return path if replicas == 1 else path.with_suffix(f".{number}{path.suffix}")
+
+
+def _notes(world: World, config: SchedulerConfig) -> list[str]:
+    notes = []
+    if world.errors:
+        count = sum(state == 3 for state in world.timings.state)
+        notes.append(f"{count:,} requests refused, the first: {world.errors[0]}")
+    if world.cut:
+        notes.append(f"{world.cut:,} outputs cut short by max_model_len={config.max_model_len:,}")
+    return notes

@@ -1,0 +1,142 @@
+"""Fitting a machine to logs of real runs: non-negative least squares on ideal times.
+
+Errors are weighted relatively (a 1 ms step counts as much as a 1 s prefill), outliers lose weight
+(Huber), whole runs are held out to be predicted, and what the data cannot tell apart is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simulator.basis import NAMES, Basis, Reference
+from simulator.errors import CalibrationError
+from simulator.fitted import Machine
+from simulator.observe import Run
+
+MIN_STEPS = 30
+HUBER = 0.15  # relative error beyond which a step's pull stops growing
+SANE = 1e4  # a part 10,000 times slower than ideal is not a measurement of that part
+SAME = 0.9995  # R2 of one basis column by the others from which on they count as one
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far predictions are from measured step times, as shares of the measured ones."""
+
+    steps: int
+    mape: float
+    bias: float  # of the total time: (predicted - measured) / measured
+    worst: float  # signed error of the worst step
+    worst_run: str
+    worst_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fitted machine and what is known about how good it is."""
+
+    machine: Machine
+    trained: Errors
+    held_out: Errors | None  # None when there was only one run
+    held_out_runs: list[str]
+    unidentified: dict[str, str]  # coefficient → why the data could not tell it
+
+
+def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out: float = 0.3
+              ) -> Calibration:
+    """Fit coefficients to all but the last `hold_out` share of the runs, and predict those.
+
+    CalibrationError if there are too few steps, or a coefficient comes out insane.
+    """
+    kept = len(runs) - int(round(hold_out * len(runs)))
+    training, held = runs[:max(kept, 1)], runs[max(kept, 1):]
+    x, y = _columns(training, reference)
+    if len(y) < MIN_STEPS:
+        raise CalibrationError(f"{len(y)} timed steps in {len(training)} runs are too few to fit: "
+                               f"record at least {MIN_STEPS}, of different batch sizes and lengths")
+    coefficients = _fit(x, y)
+    if (worst := float(coefficients.max())) > SANE:
+        part = NAMES[int(coefficients.argmax())]
+        raise CalibrationError(f"the fit makes {part!r} {worst:,.0f} times slower than ideal, "
+                               f"which no machine is: record runs in which {part!r} matters "
+                               f"more, or correct --tflops and --bandwidth")
+    trained = _errors(training, reference, coefficients)
+    predicted = _errors(held, reference, coefficients) if held else None
+    fit = {"runs": len(training), "steps": trained.steps, "mape": round(trained.mape, 5),
+           "bias": round(trained.bias, 5), "held_out_runs": len(held),
+           "model": training[0].model.name}
+    if predicted:
+        fit["held_out_mape"] = round(predicted.mape, 5)
+        fit["held_out_bias"] = round(predicted.bias, 5)
+    values = {part: float(f"{value:.6g}") for part, value in zip(NAMES, coefficients)}
+    return Calibration(Machine(name, reference, values, fit), trained, predicted,
+                       [run.name for run in held], _unidentified(x / y[:, None], coefficients))
+
+
+def _columns(runs: Sequence[Run], reference: Reference) -> tuple[np.ndarray, np.ndarray]:
+    """Ideal times [steps, parts] and measured seconds [steps]."""
+    rows, seconds = [], []
+    for run in runs:
+        basis = Basis(run.model, reference, run.block_size)
+        for observed in run.steps:
+            if observed.seconds > 0:
+                rows.append(basis.times(observed.shape))
+                seconds.append(observed.seconds)
+    return np.array(rows).reshape(-1, len(NAMES)), np.array(seconds)
+
+
+def _fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Non-negative coefficients that minimize Huber's loss of the relative errors."""
+    from scipy.optimize import nnls
+
+    relative = x / y[:, None]
+    scale = np.abs(relative).max(axis=0)  # equal columns: the solver's tolerance is absolute
+    scale[scale == 0] = 1.0
+    scaled = relative / scale
+    weights = np.ones(len(y))
+    solution = np.zeros(x.shape[1])
+    for _ in range(30):
+        root = np.sqrt(weights)
+        fresh, _ = nnls(scaled * root[:, None], root)
+        error = np.abs(scaled @ fresh - 1.0)
+        weights = np.minimum(1.0, HUBER / np.maximum(error, 1e-12))
+        if np.allclose(fresh, solution, rtol=1e-6, atol=1e-12):
+            break
+        solution = fresh
+    return fresh / scale
+
+
+def _errors(runs: Sequence[Run], reference: Reference, coefficients: np.ndarray) -> Errors:
+    where = [(run.name, o.step) for run in runs for o in run.steps if o.seconds > 0]
+    x, y = _columns(runs, reference)
+    predicted = x @ coefficients
+    error = predicted / y - 1.0
+    worst = int(np.abs(error).argmax())
+    return Errors(len(y), float(np.abs(error).mean()), float(predicted.sum() / y.sum() - 1.0),
+                  float(error[worst]), *where[worst])
+
+
+def _unidentified(relative: np.ndarray, coefficients: np.ndarray) -> dict[str, str]:
+    """Parts that never vary on their own, so that their share went to others or to none."""
+    reasons: dict[str, str] = {}
+    used = np.abs(relative).max(axis=0) > 0
+    for index, name in enumerate(NAMES):
+        if not used[index]:
+            reasons[name] = "never occurs in these runs"
+            continue
+        others = [i for i in range(len(NAMES)) if i != index and used[i]]
+        column, rest = relative[:, index], relative[:, others]
+        left = column - rest @ np.linalg.lstsq(rest, column, rcond=None)[0]
+        if 1 - (left @ left) / (column @ column) > SAME:
+            near = max(others, key=lambda i: abs(float(_cosine(column, relative[:, i]))))
+            reasons[name] = f"moves together with others, most of all {NAMES[near]!r}"
+        elif coefficients[index] == 0.0:
+            reasons[name] = "no effect seen beside the others"
+    return reasons
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float:
+    return float(a @ b / np.sqrt((a @ a) * (b @ b)))

@@ -1,0 +1,1 @@
+"""The commands of `python -m simulator`: each file one command, thin over the room's functions."""

@@ -1,0 +1,70 @@
+"""`python -m simulator calibrate run1.jsonl run2.jsonl … --out my_machine.toml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from engine.core.events import read_log
+from simulator.basis import NAMES, Reference
+from simulator.calibrate import Calibration, Errors
+from simulator.calibrate import calibrate as fit_machine
+from simulator.commands.common import out, plain_errors
+from simulator.fitted import save_machine
+from simulator.hardware import load_hardware
+from simulator.observe import observe
+
+# The 2-core AVX-512 machine of research/simulator.md, section 4: bf16 GEMM and memory read.
+CPU_TFLOPS, CPU_BANDWIDTH = 0.44, 36.0
+
+Logs = Annotated[list[Path], typer.Argument(help="event logs of real runs; the last ones are held "
+                                            "out and predicted")]
+Out = Annotated[Path, typer.Option("--out", help="machine file to write")]
+Named = Annotated[str | None, typer.Option("--hardware", help="device that is the ideal")]
+Tflops = Annotated[float, typer.Option("--tflops", help="ideal TFLOP/s, without --hardware")]
+Bandwidth = Annotated[float, typer.Option("--bandwidth", help="ideal GB/s, without --hardware")]
+HoldOut = Annotated[float, typer.Option("--hold-out", min=0.0, max=0.9, help="share of runs")]
+
+
+@plain_errors
+def calibrate(logs: Logs, target: Out = Path("machine.toml"), hardware: Named = None,
+              tflops: Tflops = CPU_TFLOPS, bandwidth: Bandwidth = CPU_BANDWIDTH,
+              hold_out: HoldOut = 0.3) -> None:
+    """Fit a cost model to real logs and write it as a machine file for --cost."""
+    runs = []
+    for path in logs:
+        log = read_log(path)
+        if log.problem:
+            out.print(f"note: {log.problem}", markup=False)
+        runs.append(observe(log, path.name))
+    reference = Reference(tflops, bandwidth)
+    if hardware is not None:
+        device = load_hardware(hardware)
+        reference = Reference(device.tflops, device.bandwidth)
+    result = fit_machine(runs, target.stem, reference, hold_out=hold_out)
+    save_machine(result.machine, target, [f"From {len(runs)} runs, the first: {runs[0].name}"])
+    _show(result)
+    out.print(f"written to {target}", markup=False)
+
+
+def _show(result: Calibration) -> None:
+    table = Table("part", "measured / ideal", "remark")
+    for name in NAMES:
+        value = result.machine.coefficients[name]
+        table.add_row(name, f"{value:.3g}" if value else "-", result.unidentified.get(name, ""))
+    out.print(table)
+    out.print(_line("fitted  ", result.trained), markup=False)
+    if result.held_out:
+        out.print(_line("held out", result.held_out) + f" ({', '.join(result.held_out_runs)})",
+                  markup=False)
+    else:
+        out.print("held out nothing: give several runs to see how it predicts", markup=False)
+
+
+def _line(what: str, errors: Errors) -> str:
+    return (f"{what} {errors.steps:,} steps: mean error {errors.mape:.1%}, total time "
+            f"{errors.bias:+.1%}, worst step {errors.worst_step} of {errors.worst_run} "
+            f"{errors.worst:+.0%}")

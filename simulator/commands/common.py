@@ -1,0 +1,46 @@
+"""What all commands share: one-sentence errors with exit code 2, and progress on the terminal."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from engine.core.errors import TandemError
+
+out = Console(soft_wrap=True, highlight=False)
+
+
+def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A user's mistake becomes one sentence on stderr and exit code 2, never a traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except TandemError as error:
+            print(error, file=sys.stderr)
+            raise typer.Exit(2) from None
+        except OSError as error:
+            print(f"{error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+    return wrapped
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while the block runs; yields its `update(done, total)`. Silent when piped."""
+    console = Console(stderr=True)
+    bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TimeRemainingColumn(), console=console, transient=True,
+                   disable=not console.is_terminal)
+    with bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,57 @@
+"""`python -m simulator compare real.jsonl [--cost my_machine.toml]`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from engine.core.events import read_log
+from simulator.commands import options as opt
+from simulator.commands.common import out, plain_errors, progress
+from simulator.commands.costs import cost_maker
+from simulator.compare import Figure, html_report
+from simulator.compare import compare as compare_runs
+from simulator.hardware import load_hardware
+
+_SECONDS = ("ttft", "tpot", "itl", "e2el")
+Html = Annotated[Path | None, typer.Option("--html", help="write overlaid curves here")]
+
+
+@plain_errors
+def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")],
+            cost: opt.Cost = None, hardware: opt.Device = "h100", html: Html = None,
+            json_out: opt.Json = None) -> None:
+    """Simulate a real run's workload freely and print both runs' figures with signed errors."""
+    make_cost = cost_maker(cost)
+    loaded = read_log(log)
+    if loaded.problem:
+        out.print(f"note: {loaded.problem}", markup=False)
+    with progress("simulating") as update:
+        result = compare_runs(loaded, log.name, load_hardware(hardware), make_cost,
+                              on_progress=update)
+    for note in result.simulation.notes:
+        out.print(f"note: {note}", markup=False)
+    out.print(_table(result.figures, f"{log.name} against {cost or hardware}"))
+    if html is not None:
+        html.write_text(html_report(result, log.name), "utf-8")
+        out.print(f"curves    {html}", markup=False)
+    if json_out is not None:
+        rows = {figure.name: {"real": figure.real, "simulated": figure.simulated,
+                              "error": figure.error} for figure in result.figures}
+        json_out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+
+
+def _table(figures: list[Figure], title: str) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("", "real", "simulated", "error"):
+        table.add_column(column, justify="right" if column else "left")
+    for figure in figures:
+        scale, unit = (1e3, " ms") if figure.name.split()[0] in _SECONDS else (1.0, "")
+        error = "" if figure.error is None else f"{figure.error:+.1%}"
+        table.add_row(figure.name, f"{figure.real * scale:,.2f}{unit}",
+                      f"{figure.simulated * scale:,.2f}{unit}", error)
+    return table

@@ -1,0 +1,51 @@
+"""The options of the commands, one type each, so that two commands spell and explain them alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def _option(name: str, help: str) -> Any:
+    return typer.Option(name, help=help)
+
+
+Trace = Annotated[Path | None, _option("--trace", "CSV or JSONL trace to take arrivals from")]
+Rate = Annotated[float | None, _option("--poisson", "requests a second; inf: all at once")]
+Users = Annotated[int | None, _option("--users", "a closed loop of so many users, not a rate")]
+Think = Annotated[float, _option("--think", "mean seconds a user thinks between requests")]
+Burstiness = Annotated[float, _option("--burstiness", "below 1: burstier than Poisson")]
+NumRequests = Annotated[int | None, _option("--num-requests", "how many (a trace: its first ones)")]
+InputLen = Annotated[str, _option("--input-len", "prompts: N, A:B or lognormal:MEAN:SIGMA[:MAX]")]
+OutputLen = Annotated[str, _option("--output-len", "outputs: N, A:B or lognormal:MEAN:SIGMA[:MAX]")]
+RateScale = Annotated[float, _option("--rate-scale", "a trace at so many times its rate")]
+Columns = Annotated[str | None, _option("--columns", "of a CSV: at=NAME,prompt=NAME,output=NAME")]
+SkipBad = Annotated[bool, _option("--skip-bad-rows", "leave out trace rows that are wrong")]
+Seed = Annotated[int, _option("--seed", "of all random streams")]
+
+Model = Annotated[str, _option("--model", "known name, directory or config.json")]
+Device = Annotated[str, _option("--hardware", "known name or your own file.toml")]
+Tp = Annotated[int, _option("--tp", "tensor parallel size")]
+Replicas = Annotated[int, _option("--replicas", "engines behind the router")]
+RouterName = Annotated[str, _option("--router", "round_robin, least_loaded or power_of_two")]
+Eager = Annotated[bool, _option("--enforce-eager", "price kernel launches without graphs")]
+Cost = Annotated[Path | None, _option("--cost", "machine file of `calibrate`, instead of a device")]
+
+Batching = Annotated[str | None, _option("--batching", "mixed, prefill_first, static, reserve")]
+Order = Annotated[str | None, _option("--order", "fcfs, priority, sjf, longest_prefix")]
+Preemption = Annotated[str | None, _option("--preemption", "recompute, swap")]
+Eviction = Annotated[str | None, _option("--eviction", "lru, fifo, clock")]
+BlockSize = Annotated[int | None, _option("--block-size", "tokens a KV block")]
+NumBlocks = Annotated[int | None, _option("--num-blocks", "KV blocks; default: what memory holds")]
+CpuBlocks = Annotated[int | None, _option("--num-cpu-blocks", "blocks of the swap pool")]
+MaxSeqs = Annotated[int | None, _option("--max-num-seqs", "requests running at once")]
+MaxTokens = Annotated[int | None, _option("--max-num-batched-tokens", "token budget of a step")]
+MaxLen = Annotated[int | None, _option("--max-model-len", "longest request, prompt and output")]
+Caching = Annotated[bool, _option("--prefix-caching/--no-prefix-caching", "share equal prompts")]
+Utilization = Annotated[float | None, _option("--gpu-memory-utilization", "share of memory to use")]
+
+Goodput = Annotated[str | None, _option("--goodput", "bounds in ms: ttft:500,tpot:50,e2el:10000")]
+Log = Annotated[Path | None, _option("--log", "write the event log here")]
+Json = Annotated[Path | None, _option("--json", "write the figures here, with vLLM's keys")]

@@ -1,0 +1,34 @@
+"""`python -m simulator replay run.jsonl`."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.core.events import read_log
+from simulator.commands import options as opt
+from simulator.commands.common import out, plain_errors, progress
+from simulator.replay import replay as run_replay
+
+
+@plain_errors
+def replay(
+    log: Annotated[Path, typer.Argument(help="event log of a real or simulated run")],
+    copy: opt.Log = None,
+) -> None:
+    """Run a log's arrivals and step times again; say whether every decision is the same."""
+    loaded = read_log(log)
+    with progress("replaying") as update, (
+            copy.open("w", encoding="utf-8") if copy else nullcontext()) as target:
+        report = run_replay(loaded, copy_to=target, on_step=update)
+    if report.note:
+        out.print(f"note: {report.note}; compared up to the last whole step", markup=False)
+    if report.difference is not None:
+        out.print(f"different: {report.difference}", markup=False)
+        raise typer.Exit(1)
+    out.print(f"identical: {report.events:,} events, {report.requests:,} requests, "
+              f"{report.batches:,} batches, {report.blocks:,} blocks allocated, "
+              f"{report.preemptions:,} preemptions", markup=False)

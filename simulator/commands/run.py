@@ -1,0 +1,63 @@
+"""`python -m simulator run`: a workload on a modelled device, and its figures."""
+
+from __future__ import annotations
+
+import json
+
+from simulator.api import Simulation, simulate
+from simulator.commands import options as opt
+from simulator.commands.common import out, plain_errors, progress
+from simulator.commands.costs import cost_maker
+from simulator.commands.workloads import make_workload, slo_bounds
+from simulator.modelspec import load_model
+from simulator.report import latency_table, summary_lines
+
+
+@plain_errors
+def run(
+    trace: opt.Trace = None, rate: opt.Rate = None, users: opt.Users = None,
+    think: opt.Think = 0.0, burstiness: opt.Burstiness = 1.0, num_requests: opt.NumRequests = None,
+    input_len: opt.InputLen = "100:1024", output_len: opt.OutputLen = "100:1024",
+    rate_scale: opt.RateScale = 1.0, columns: opt.Columns = None, skip_bad: opt.SkipBad = False,
+    model: opt.Model = "llama-3.1-8b", hardware: opt.Device = "h100", tp: opt.Tp = 1,
+    replicas: opt.Replicas = 1, router: opt.RouterName = "least_loaded", eager: opt.Eager = False,
+    cost: opt.Cost = None, batching: opt.Batching = None, order: opt.Order = None,
+    preemption: opt.Preemption = None, eviction: opt.Eviction = None,
+    block_size: opt.BlockSize = None, num_blocks: opt.NumBlocks = None,
+    num_cpu_blocks: opt.CpuBlocks = None, max_num_seqs: opt.MaxSeqs = None,
+    max_num_batched_tokens: opt.MaxTokens = None, max_model_len: opt.MaxLen = None,
+    prefix_caching: opt.Caching = True, utilization: opt.Utilization = None,
+    goodput: opt.Goodput = None, seed: opt.Seed = 0, log: opt.Log = None, json_out: opt.Json = None,
+) -> None:
+    """Simulate a workload and print TTFT, TPOT, ITL, E2EL and throughput."""
+    work = make_workload(trace=trace, rate=rate, users=users, think=think, burstiness=burstiness,
+                         num_requests=num_requests, input_len=input_len, output_len=output_len,
+                         rate_scale=rate_scale, columns=columns, skip_bad=skip_bad, seed=seed)
+    settings = dict(
+        batching=batching, order=order, preemption=preemption, eviction=eviction,
+        block_size=block_size, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len, enable_prefix_caching=prefix_caching, utilization=utilization)
+    spec, make_cost = load_model(model), cost_maker(cost, tp)
+    price = make_cost(spec, block_size or 16) if make_cost else None
+    with progress("simulating") as update:
+        result = simulate(work, spec, hardware, settings, tp=tp, cost=price, replicas=replicas,
+                          router=router, seed=seed, graphs=not eager, log=log,
+                          slo=slo_bounds(goodput), on_progress=update)
+    show(result, f"{work.name} on {spec.name}, {cost or hardware}")
+    if json_out:
+        json_out.write_text(json.dumps(result.metrics.as_json(), indent=1) + "\n", "utf-8")
+
+
+def show(result: Simulation, title: str) -> None:
+    """Notes, counts and the latency table."""
+    for note in result.notes:
+        out.print(f"note: {note}", markup=False)
+    out.print(latency_table(result.metrics, title))
+    for line in summary_lines(result.metrics):
+        out.print(line, markup=False)
+    done = len(result.timings)
+    out.print(f"simulated in {result.loop_seconds:.2f} s "
+              f"({done / max(result.loop_seconds, 1e-9):,.0f} requests/s)", markup=False)
+    if result.log:
+        out.print(f"log       {result.log}", markup=False)

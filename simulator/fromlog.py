@@ -1,0 +1,115 @@
+"""A recorded run as a workload: what arrived when, how long it became, what it shared."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from struct import pack
+from typing import Any
+
+from engine.core.events import LoadedLog
+from simulator.errors import WorkloadError
+from simulator.workload import Workload
+
+
+def workload_from_log(log: LoadedLog, name: str) -> Workload:
+    """The requests of a log, each with the number of tokens it really produced.
+
+    Requests that were aborted, failed or never ended count with what they had produced until then;
+    those without any output are left out, with a note. Requests that waited for an idle engine to
+    be turned again (an offline run submits all of them first) arrive when it was. WorkloadError if
+    no request is left.
+    """
+    arrived = _arrivals(log.events)
+    outputs = {name: count for name, count in _outputs(log.events).items() if name in arrived}
+    kept = sorted((event for request, event in arrived.items() if outputs.get(request)),
+                  key=lambda event: event["at"])
+    if not kept:
+        raise WorkloadError(f"{name}: no request of the log produced a token")
+    left = len(arrived) - len(kept)
+    contents = [event.get("tokens") or event.get("keys") or () for event in kept]
+    salts = [event.get("salt", "") for event in kept]
+    tokens = any("tokens" in event for event in kept)
+    size = log.header.get("config", {}).get("block_size", 16)
+    return Workload(
+        name, array("d", (event["at"] for event in kept)),
+        array("q", (event["prompt"] for event in kept)),
+        array("q", (outputs[event["request"]] for event in kept)),
+        TokenKeys(contents, salts) if tokens else GivenKeys(contents, size),
+        notes=[f"{left} requests without output left out"] if left else [])
+
+
+def _arrivals(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The `arrive` events by request, `at` moved to the turn that woke an idle engine."""
+    arrived: dict[str, dict[str, Any]] = {}
+    alive, idle, turn = 0, True, 0.0
+    for event in events:
+        kind = event["e"]
+        if kind == "step_begin":
+            idle, turn = alive == 0, event["t"]
+        elif kind == "arrive":
+            alive += 1
+            arrived[event["request"]] = event | {"at": turn} if idle else event
+        elif kind == "finish":
+            alive -= 1
+    return arrived
+
+
+def _outputs(events: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Tokens each request produced."""
+    outputs: dict[str, int] = {}
+    rows: dict[int, list[str]] = {}
+    for event in events:
+        kind = event["e"]
+        if kind == "batch":
+            rows[event["step"]] = event["requests"]
+        elif kind == "token":
+            for request, token in zip(rows.pop(event["step"], ()), event["tokens"]):
+                if token is not None:
+                    outputs[request] = outputs.get(request, 0) + 1
+        elif kind == "finish":
+            outputs[event["request"]] = event["outputs"]
+    return outputs
+
+
+class TokenKeys:
+    """Keys of prompts given as token ids: equal for equal beginnings, whatever the block size."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], salts: Sequence[str]):
+        self._prompts, self._salts = prompts, salts
+
+    def __call__(self, index: int, block_size: int) -> list[int]:
+        tokens, keys = self._prompts[index], []
+        parent = self._salts[index].encode()
+        layout = f"<{block_size}q"
+        for start in range(0, len(tokens) // block_size * block_size, block_size):
+            block = pack(layout, *tokens[start:start + block_size])
+            parent = blake2b(parent + block, digest_size=8).digest()
+            keys.append(int.from_bytes(parent, "little") >> 1)
+        return keys
+
+
+class GivenKeys:
+    """Keys as a simulated run recorded them, for the block size they were made for."""
+
+    def __init__(self, keys: Sequence[Sequence[Any]], block_size: int):
+        self._keys, self._block_size = keys, block_size
+
+    def __call__(self, index: int, block_size: int) -> Sequence[Any]:
+        if block_size != self._block_size and any(self._keys):
+            raise WorkloadError(f"the log shares content in blocks of {self._block_size} tokens: "
+                                f"it cannot be run with block_size={block_size}")
+        return self._keys[index]
+
+
+def occupancy(log_events: Sequence[Mapping[str, Any]], num_blocks: int) -> dict[str, list[float]]:
+    """Curves over time: "time", "running", "waiting" and "kv" (share of blocks in use) a step."""
+    curves: dict[str, list[float]] = {"time": [], "running": [], "waiting": [], "kv": []}
+    for event in log_events:
+        if event["e"] == "batch":
+            curves["time"].append(event["t"])
+            curves["running"].append(event["running"])
+            curves["waiting"].append(event["waiting"])
+            curves["kv"].append(1 - event["free"] / num_blocks)
+    return curves

@@ -1,0 +1,163 @@
+"""Devices: datasheet rates, the efficiencies that correct them, and how many KV blocks fit."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import SpecError, unknown
+from simulator.modelspec import ModelSpec
+from simulator.tables import number, packaged, read_toml
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """What kernels reach of a datasheet. Every field and its source: `data/hardware.toml`."""
+
+    gemm_flops: float
+    gemm_bandwidth: float
+    prefill_flops: float
+    decode_bandwidth: float
+    prefill_bandwidth: float
+    elementwise: float
+    p_norm: float  # 1 … inf
+    layer_us: float
+    step_us: float
+    decode_seq_us: float
+    sampled_seq_us: float
+    kernels_per_layer: float
+    launch_us: float
+    allreduce_us_nvlink: float
+    allreduce_us_pcie: float
+    pcie: float
+    graph_max: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """One device, and the link to its tensor-parallel neighbours."""
+
+    name: str
+    tflops: float  # dense bf16, 10^12 a second
+    bandwidth: float  # device memory, 10^9 bytes a second
+    memory: float  # usable GiB
+    link: float  # 10^9 bytes a second, one direction, between ranks
+    pcie: float  # 10^9 bytes a second, one direction, device to host
+    link_kind: str  # "nvlink" | "pcie"
+    utilization: float  # share of memory the engine may use
+    reserve_gib: float  # of that, activations, graphs and context
+    efficiency: Efficiency
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a log header."""
+        return asdict(self)
+
+
+_RATES = ("tflops", "bandwidth", "memory", "link", "pcie")
+_ALIASES = {
+    "a100": "a100-80", "a100-80gb": "a100-80", "a100-40gb": "a100-40", "rtx4090": "rtx-4090",
+    "4090": "rtx-4090", "h100-sxm": "h100", "h200-sxm": "h200", "rtxpro6000": "rtx-pro-6000",
+    "rtx-pro6000": "rtx-pro-6000"}
+_SHARED = ("efficiency", "memory")  # tables of hardware.toml that are not devices
+_ZERO_ALLOWED = {"layer_us", "step_us", "decode_seq_us", "sampled_seq_us", "launch_us",
+                 "kernels_per_layer", "allreduce_us_nvlink", "allreduce_us_pcie", "graph_max"}
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    return packaged("hardware.toml")
+
+
+def list_hardware() -> list[str]:
+    """Names of the devices that ship with the simulator, sorted."""
+    return sorted(name for name in _table() if name not in _SHARED)
+
+
+def load_hardware(name: str) -> Hardware:
+    """A device by table name, or from a user's TOML file.
+
+    The file is one flat table with the fields of hardware.toml; `base = "h100"` takes the missing
+    ones from a known device. SpecError, with the known names, for anything else.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        row = read_toml(path)
+        base = row.pop("base", None)
+        if base is not None:
+            row = _merged(_row_of(str(base)), row)
+        return from_row(row.pop("name", path.stem), row, str(path))
+    return from_row(_canonical(name), dict(_row_of(name)), f"hardware.toml [{_canonical(name)}]")
+
+
+def from_row(name: str, row: Mapping[str, Any], where: str) -> Hardware:
+    """A device from one table. SpecError names the place and the first missing or wrong field."""
+    known = {*_RATES, "link_kind", "efficiency", "utilization", "reserve_gib"}
+    if extra := sorted(set(row) - known):
+        raise SpecError(f"{where}: unknown field {extra[0]!r}; known: {', '.join(sorted(known))}")
+    shared = _table()
+    rates = {key: float(number(row, key, where)) for key in _RATES}
+    kind = row.get("link_kind", "pcie")
+    if kind not in ("nvlink", "pcie"):
+        raise SpecError(f"{where}: link_kind={kind!r} must be 'nvlink' or 'pcie'")
+    memory = {key: float(row.get(key, default)) for key, default in shared["memory"].items()}
+    efficiency = _efficiency({**shared["efficiency"], **row.get("efficiency", {})}, where)
+    return Hardware(name=name, link_kind=kind, **rates, **memory, efficiency=efficiency)
+
+
+def kv_blocks(model: ModelSpec, hardware: Hardware, block_size: int, *, tp: int = 1,
+              utilization: float | None = None) -> int:
+    """How many KV blocks fit beside the weights on one device of `tp`.
+
+    floor((utilization · memory − weights − reserve) / bytes a block). SpecError with the whole
+    arithmetic when not even one block fits.
+    """
+    share = hardware.utilization if utilization is None else utilization
+    if not 0 < share <= 1:
+        raise SpecError(f"gpu_memory_utilization={share!r} must lie in (0, 1]")
+    weights = model.weight_bytes(tp) / GIB
+    free = share * hardware.memory - weights - hardware.reserve_gib
+    blocks = math.floor(free * GIB / (block_size * model.rank_kv_bytes_per_token(tp)))
+    if blocks < 1:
+        raise SpecError(
+            f"{model.name} does not fit {hardware.name}: {share:g} x {hardware.memory:g} GiB - "
+            f"{weights:.1f} GiB weights - {hardware.reserve_gib:g} GiB reserve leaves {free:.1f} "
+            f"GiB for KV blocks: raise --tp or choose a larger device")
+    return blocks
+
+
+def _row_of(name: str) -> dict[str, Any]:
+    key = _canonical(name)
+    table = _table()
+    if key not in table or key in _SHARED:
+        raise unknown("hardware", name, list_hardware(), "or give your own file.toml")
+    return table[key]
+
+
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    row = {**base, **own}
+    row["efficiency"] = {**base.get("efficiency", {}), **own.get("efficiency", {})}
+    return row
+
+
+def _efficiency(values: Mapping[str, Any], where: str) -> Efficiency:
+    names = [field.name for field in fields(Efficiency)]
+    if extra := sorted(set(values) - set(names)):
+        raise SpecError(f"{where}: unknown efficiency {extra[0]!r}; known: {', '.join(names)}")
+    for key, value in values.items():
+        least = 0 if key in _ZERO_ALLOWED else 1 if key == "p_norm" else None
+        low = value < least if least is not None else not value > 0
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or low:
+            raise SpecError(f"{where}: efficiency {key}={value!r} must be "
+                            f"{'above 0' if least is None else f'at least {least}'}")
+    return Efficiency(**values)
+
+
+def _canonical(name: str) -> str:
+    key = name.lower().replace("_", "-").replace(" ", "-").removeprefix("nvidia-")
+    return _ALIASES.get(key, key)

@@ -1,0 +1,148 @@
+"""The shape of a decoder-only transformer, and what it weighs: weights, and K/V a token."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from simulator.errors import SpecError, unknown
+from simulator.tables import number, packaged, read_json
+
+_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_WHOLE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_len")
+_SUFFIXES = ("-instruct", "-chat", "-base", "-it", "-hf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """One model. Counts are of the whole model; `tp` arguments give one rank's share."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int  # query heads
+    kv_heads: int
+    head_dim: int  # never hidden / heads: Qwen3 breaks that
+    intermediate: int
+    vocab: int
+    tied: bool  # the LM head shares the embedding's weights
+    max_len: int  # longest context the published config allows
+    dtype_bytes: int = 2  # of weights, activations and K/V
+
+    @property
+    def layer_params(self) -> int:
+        """Weights of one layer's projections (norms and biases are left out: under 0.1 %)."""
+        attention = self.hidden * (self.heads + 2 * self.kv_heads) * self.head_dim
+        output = self.heads * self.head_dim * self.hidden
+        return attention + output + 3 * self.hidden * self.intermediate
+
+    @property
+    def params(self) -> int:
+        """All weights; the embedding counts once when it is tied to the LM head."""
+        return self.layers * self.layer_params + (1 if self.tied else 2) * self.vocab * self.hidden
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of a token, all layers: 2 · layers · kv_heads · head_dim · bytes."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+
+    def rank_kv_heads(self, tp: int) -> int:
+        """KV heads one of `tp` ranks holds; heads are replicated when there are more ranks."""
+        return max(1, self.kv_heads // tp)
+
+    def rank_kv_bytes_per_token(self, tp: int) -> int:
+        """Bytes of K and V of one token on one of `tp` ranks."""
+        return 2 * self.layers * self.rank_kv_heads(tp) * self.head_dim * self.dtype_bytes
+
+    def weight_bytes(self, tp: int = 1) -> float:
+        """Bytes of weights on one of `tp` ranks (everything is sharded, the embedding too)."""
+        return self.params * self.dtype_bytes / tp
+
+    def check_tp(self, tp: int) -> None:
+        """SpecError unless query heads divide among `tp` ranks, and KV heads do or repeat."""
+        if tp < 1 or self.heads % tp:
+            raise SpecError(f"{self.name} has {self.heads} query heads, which do not divide among "
+                            f"tp={tp} ranks: use a divisor of {self.heads}")
+        if self.kv_heads % tp and tp % self.kv_heads:
+            raise SpecError(f"{self.name} has {self.kv_heads} KV heads: tp={tp} neither divides "
+                            f"them nor repeats them evenly")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for a log header; `ModelSpec(**d)` builds it back."""
+        return asdict(self)
+
+
+@functools.cache
+def _table() -> dict[str, dict[str, Any]]:
+    return packaged("models.toml")
+
+
+def list_models() -> list[str]:
+    """Names of the models that ship with the simulator, sorted."""
+    return sorted(_table())
+
+
+def load_model(name: str) -> ModelSpec:
+    """A model by table name, hub id of a known model, directory, or config.json.
+
+    SpecError, with the known names, for anything else.
+    """
+    path = Path(name)
+    if path.is_dir() or path.suffix == ".json":
+        return from_config(path / "config.json" if path.is_dir() else path)
+    table = _table()
+    key = _canonical(name)
+    if key not in table:
+        raise unknown("model", name, table, "or give a directory with config.json")
+    return _from_row(key, table[key], f"models.toml [{key}]")
+
+
+def from_config(path: Path) -> ModelSpec:
+    """A model from its Hugging Face config.json. SpecError names file and field that is missing."""
+    config = read_json(path)
+    return _from_hugging_face(config.get("text_config", config), path.parent.name, str(path))
+
+
+def from_header(model: Mapping[str, Any]) -> ModelSpec:
+    """The model of an event log's header, written by either mode. SpecError if it is no model."""
+    name = str(model.get("name", "model"))
+    if "kv_heads" in model:
+        return _from_row(name, model, "the log's header")
+    return _from_hugging_face(model, name, "the log's header")
+
+
+def _from_hugging_face(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
+    heads = number(config, "num_attention_heads", where, whole=True)
+    hidden = number(config, "hidden_size", where, whole=True)
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
+    if dtype not in _DTYPE_BYTES:
+        raise SpecError(f"{where}: dtype {dtype!r} is not one of {', '.join(_DTYPE_BYTES)}")
+    if config.get("num_experts") or config.get("num_local_experts"):
+        raise SpecError(f"{where}: mixture-of-experts models are not modelled yet")
+    return ModelSpec(
+        name=name or str(config.get("model_type", "model")), hidden=hidden, heads=heads,
+        layers=number(config, "num_hidden_layers", where, whole=True),
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads,  # the config class's own default
+        intermediate=number(config, "intermediate_size", where, whole=True),
+        vocab=number(config, "vocab_size", where, whole=True),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        max_len=number(config, "max_position_embeddings", where, whole=True),
+        dtype_bytes=_DTYPE_BYTES[dtype])
+
+
+def _from_row(name: str, row: Mapping[str, Any], where: str) -> ModelSpec:
+    values = {key: number(row, key, where, whole=True) for key in _WHOLE}
+    return ModelSpec(name=name, tied=bool(row["tied"]), dtype_bytes=row.get("dtype_bytes", 2),
+                     **values)
+
+
+def _canonical(name: str) -> str:
+    """`meta-llama/Llama-3.1-8B-Instruct` → `llama-3.1-8b`."""
+    key = name.rsplit("/", 1)[-1].lower().removeprefix("meta-")
+    for suffix in _SUFFIXES:
+        key = key.removesuffix(suffix)
+    return {"smollm2": "smollm2-135m"}.get(key, key)

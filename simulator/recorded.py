@@ -1,0 +1,107 @@
+"""A log cut into steps: what came in, how long the step took, what the executor answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.core.events import LoadedLog
+from simulator.errors import ReplayError
+
+_INTAKE = ("arrive", "reject", "finish")  # a finish before the batch is an abort
+
+
+@dataclass(slots=True)
+class RecordedStep:
+    """One turn of a recorded loop."""
+
+    begin: float
+    intake: list[dict[str, Any]] = field(default_factory=list)
+    time: dict[str, Any] | None = None  # None: the log ends before this step's result
+    tokens: list[int | None] = field(default_factory=list)
+    withdrew: str | None = None  # "before" its tokens: the whole step failed; "after": rows did
+    finishes: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # reason, error
+
+    def failure(self, requests: Sequence[str]) -> str | None:
+        """Why the step failed as a whole; None if it did not, or only single rows did."""
+        errors = [self.finishes[name][1] or "" for name in requests
+                  if self.finishes.get(name, ("",))[0] == "error"]
+        if not errors or self.withdrew == "after":
+            return None
+        # Without blocks to withdraw, a failed step and one whose every row failed look alike.
+        return errors[0] if self.withdrew == "before" or len(errors) == len(requests) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A log as a replay needs it."""
+
+    steps: Sequence[RecordedStep]
+    num_events: int  # as many of the log's events can be compared
+    ahead: bool  # the run scheduled a step while the one before was being executed
+    problem: str | None  # why not all events can be compared
+
+
+def recorded_steps(log: LoadedLog) -> Recording:
+    """The steps of a log. ReplayError if it holds not even one whole step."""
+    if not log.events:
+        raise ReplayError(log.problem or "the log holds no step: there is nothing to replay")
+    if log.events[0]["e"] != "step_begin":
+        raise ReplayError(f"the log begins with {log.events[0]['e']!r} instead of a step: "
+                          f"it is not the log of a whole run")
+    reader = _Reader()
+    for event in log.events:
+        reader.read(event)
+    steps = reader.steps
+    open_steps = steps[-1].time is None
+    if not open_steps and not reader.alive and log.problem is None:
+        return Recording(steps, len(log.events), reader.ahead, None)
+    if len(steps) == 1:
+        raise ReplayError(log.problem or "the log ends inside its first step")
+    why = log.problem or ("the log ends before its last step does" if open_steps
+                          else f"the log ends while {len(reader.alive)} requests are unfinished")
+    return Recording(steps, reader.last_begin, reader.ahead, why)
+
+
+class _Reader:
+    """Sorts the events of a log into steps."""
+
+    def __init__(self) -> None:
+        self.steps: list[RecordedStep] = []
+        self.alive: set[str] = set()  # arrived and not finished
+        self.ahead = False
+        self.last_begin = 0  # event number
+        self._taking_in = True  # between a step_begin and its batch
+        self._settled: RecordedStep | None = None  # whose results are being read
+        self._has_tokens = False  # its tokens have been read
+
+    def read(self, event: dict[str, Any]) -> None:
+        kind = event["e"]
+        if kind == "step_begin":
+            self.ahead = self.ahead or bool(self.steps) and self.steps[-1].time is None
+            self.last_begin, self._taking_in = event["n"], True
+            self.steps.append(RecordedStep(event["t"]))
+        elif kind == "batch":
+            self._taking_in = False
+        elif kind == "time":
+            self._settled = self.steps[event["step"]]
+            self._settled.time = event
+            self._has_tokens = False
+        elif kind == "token":
+            self.steps[event["step"]].tokens = event["tokens"]
+            self._has_tokens = True
+        elif kind == "withdraw" and self._settled is not None and not self._taking_in:
+            self._settled.withdrew = "after" if self._has_tokens else "before"
+        elif kind in _INTAKE:
+            self._arrive_or_end(kind, event)
+
+    def _arrive_or_end(self, kind: str, event: dict[str, Any]) -> None:
+        if kind == "arrive":
+            self.alive.add(event["request"])
+        elif kind == "finish":
+            self.alive.discard(event["request"])
+        if self._taking_in:
+            self.steps[-1].intake.append(event)
+        elif self._settled is not None:
+            self._settled.finishes[event["request"]] = (event["reason"], event.get("error"))

@@ -1,0 +1,276 @@
+"""The twin test: a log's arrivals, tokens and step times, run again through the same core and loop.
+
+If the simulator's core decides anything else than the recorded run did, the first event that
+differs is named. Times are given to the replay, so they are not compared; everything else is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from typing import Any, TextIO
+
+import simpy
+
+from engine.core.batch import Batch, RowFailed
+from engine.core.config import SchedulerConfig
+from engine.core.errors import RequestError
+from engine.core.events import EventLog, LoadedLog
+from engine.core.request import Request, SamplingParams
+from engine.core.scheduler import Scheduler
+from engine.loop import EngineLoop, StepResult
+from simulator.errors import ReplayError
+from simulator.recorded import RecordedStep, Recording, recorded_steps
+
+
+@dataclass(slots=True)
+class Difference:
+    """The first event that is not the same in both runs; None where a run has no such event."""
+
+    index: int  # its number `n` in the recorded log
+    recorded: dict[str, Any] | None
+    replayed: dict[str, Any] | None
+
+    def __str__(self) -> str:
+        return (f"event {self.index} differs\n  recorded: {_short(self.recorded)}"
+                f"\n  replayed: {_short(self.replayed)}")
+
+
+@dataclass(slots=True)
+class ReplayReport:
+    """What a replay found. `identical` is True if no compared event differs."""
+
+    difference: Difference | None
+    events: int = 0  # compared
+    steps: int = 0  # replayed
+    batches: int = 0  # steps with at least one row
+    blocks: int = 0  # allocated
+    preemptions: int = 0
+    requests: int = 0
+    note: str | None = None  # why not the whole log was compared
+
+    @property
+    def identical(self) -> bool:
+        return self.difference is None
+
+
+class _Diverged(Exception):
+    """Ends a replay at its first difference."""
+
+
+def replay(log: LoadedLog, *, copy_to: TextIO | None = None,
+           on_step: Callable[[int, int], None] | None = None) -> ReplayReport:
+    """Run a log's workload again and compare. ReplayError if the log holds no run.
+
+    A log that ends in mid-step is compared up to its last whole step, and `note` says so.
+    `copy_to` receives the replayed log. `on_step(done, total)` hears of progress.
+    """
+    config = config_of(log.header)
+    recording = recorded_steps(log)
+    report = ReplayReport(None, steps=len(recording.steps), note=recording.problem)
+    compare = _Compare(log.events[:recording.num_events], report, copy_to)
+    header = {**log.header, "mode": "replayed"}
+    events = EventLog(compare, header)  # type: ignore[arg-type]  # all it needs is write()
+    env = simpy.Environment()
+    _Twin(env, EngineLoop(Scheduler(config, emit=events.emit), events), recording, on_step)
+    try:
+        env.run()
+        compare.finish()
+    except _Diverged:
+        pass
+    return report
+
+
+class _Compare:
+    """A log target that checks each line against the recorded event of the same number."""
+
+    def __init__(self, recorded: Sequence[dict[str, Any]], report: ReplayReport,
+                 copy_to: TextIO | None):
+        self._recorded, self._report, self._copy = recorded, report, copy_to
+        self._header = True
+
+    def write(self, line: str) -> None:
+        """One line of the replayed log. _Diverged at the first that differs."""
+        if self._copy is not None:
+            self._copy.write(line)
+        if self._header:
+            self._header = False
+            return
+        report, event = self._report, json.loads(line)
+        if report.events >= len(self._recorded):
+            if report.note is None:  # a whole log has no event that its replay could add
+                self._diverge(None, event)
+            return
+        recorded = self._recorded[report.events]
+        if _timeless(recorded) != _timeless(event):
+            self._diverge(recorded, event)
+        report.events += 1
+        self._count(event)
+
+    def finish(self) -> None:
+        """The replay is over. _Diverged if the recorded run went on."""
+        if self._report.events < len(self._recorded):
+            self._diverge(self._recorded[self._report.events], None)
+
+    def _diverge(self, recorded: dict[str, Any] | None, replayed: dict[str, Any] | None) -> None:
+        self._report.difference = Difference(self._report.events, recorded, replayed)
+        raise _Diverged
+
+    def _count(self, event: dict[str, Any]) -> None:
+        report, kind = self._report, event["e"]
+        if kind == "batch":
+            report.batches += bool(event["requests"])
+        elif kind == "alloc":
+            report.blocks += len(event["blocks"])
+        elif kind == "preempt":
+            report.preemptions += 1
+        elif kind == "arrive":
+            report.requests += 1
+
+
+class _Twin:
+    """The engine of a replay: the loop turns at the recorded times, with the recorded results."""
+
+    def __init__(self, env: simpy.Environment, loop: EngineLoop, recording: Recording,
+                 on_step: Callable[[int, int], None] | None):
+        self.env, self.loop, self.steps, self._on_step = env, loop, recording.steps, on_step
+        self._ahead = recording.ahead
+        self._known: dict[str, Request] = {}
+        self._end: float | None = None  # when the step in hand ended, until the loop has asked
+        self._work = env.event()
+        env.process(self._arrivals())
+        env.process(self._run())
+
+    # ----------------------------------------------------------------- arrivals
+    def _arrivals(self) -> Generator[simpy.Event, Any, None]:
+        """Each step's intake comes halfway between the turn before, which did not see it, and its
+        own: exact against rounding of the recorded times."""
+        before = 0.0
+        for step in self.steps:
+            if step.intake:
+                middle = max((before + step.begin) / 2, self.env.now)
+                yield self.env.timeout(middle - self.env.now)
+                for event in step.intake:
+                    self._take_in(event)
+                if not self._work.triggered:
+                    self._work.succeed()
+            before = step.begin
+
+    def _take_in(self, event: dict[str, Any]) -> None:
+        """An arrival, a refusal, or an abort (known by the `finish` it caused)."""
+        scheduler = self.loop.scheduler
+        if event["e"] == "finish":
+            scheduler.abort(event["request"], event["reason"], event.get("error"))
+        elif event["e"] == "reject":
+            scheduler.reject(Request(event["request"], 1, SamplingParams()), event["error"])
+        else:
+            request = self._known[event["request"]] = _request_of(event, self._known)
+            # Not loop.submit: a deadline that passed is in the log as the abort it caused. A
+            # refusal writes an event of its own, which differs from the recorded arrival.
+            with suppress(RequestError):
+                scheduler.submit(request)
+
+    # ----------------------------------------------------------------- the engine
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        scheduler = self.loop.scheduler
+        while True:
+            if not scheduler.has_unfinished():
+                self._work = self.env.event()
+                yield self._work
+            yield from self._until(self._begin(scheduler.num_steps))
+            turns = self.loop.steps(self._clock, ahead=self._ahead)
+            batch = next(turns, None)
+            due: Batch | None = None  # ahead: executing, not answered yet
+            while batch is not None:
+                answered, due = (due, batch) if self._ahead else (batch, None)
+                result = StepResult([]) if answered is None else self._answer(answered)
+                if result is None:
+                    return  # a log cut short: there is nothing to answer with
+                yield from self._until(max(self._end or 0.0, self._begin(batch.step + 1)))
+                if result.error is not None:
+                    due = None  # what was started on top of it fails with it
+                if self._on_step is not None:
+                    self._on_step(batch.step + 1, len(self.steps))
+                try:
+                    batch = turns.send(result)
+                except StopIteration:
+                    batch = None
+
+    def _answer(self, batch: Batch) -> StepResult | None:
+        """The recorded result of a batch; None if the log ends before it."""
+        step = self.steps[batch.step] if batch.step < len(self.steps) else None
+        if step is None or step.time is None:
+            return None
+        self._end = float(step.time["t"])
+        return _result(step, batch)
+
+    def _begin(self, number: int) -> float:
+        return self.steps[number].begin if number < len(self.steps) else 0.0
+
+    def _until(self, time: float) -> Generator[simpy.Event, Any, None]:
+        if time > self.env.now:
+            yield self.env.timeout(time - self.env.now)
+
+    def _clock(self) -> float:
+        """The loop asks twice a turn: when the step has ended, then for the next one's begin."""
+        end, self._end = self._end, None
+        return self.env.now if end is None else end
+
+
+def _request_of(event: dict[str, Any], known: dict[str, Request]) -> Request:
+    """The request of an `arrive` event, as it was submitted."""
+    return Request(
+        event["request"], event.get("tokens", event["prompt"]), SamplingParams(**event["params"]),
+        eos_ids=event["stop_ids"], priority=event.get("priority", 0), arrival_time=event["at"],
+        deadline=event.get("deadline"), cache_salt=event.get("salt", ""), keys=event.get("keys"),
+        parent=known.get(event.get("parent", "")))
+
+
+def _result(step: RecordedStep, batch: Batch) -> StepResult:
+    """What the executor answered: tokens, rows that failed, texts that reached a stop string."""
+    assert step.time is not None
+    cost = {name: value for name, value in step.time.items()
+            if name not in ("n", "t", "e", "step", "seconds")} | {"source": "replayed"}
+    seconds = step.time["seconds"]
+    failure = step.failure([request.id for request in batch.requests])
+    if failure is not None:
+        return StepResult([], seconds, cost, error=failure)
+    tokens: list[Any] = list(step.tokens)
+    stopped = []
+    for row, request in enumerate(batch.requests):
+        token = tokens[row] if row < len(tokens) else None
+        reason, error = step.finishes.get(request.id, (None, None))
+        if token is None:
+            if reason == "error" and row not in batch.partial:
+                tokens[row] = RowFailed(error or "")
+        elif reason == "stop" and token not in request.stop_ids:
+            stopped.append(request.id)
+    return StepResult(tokens, seconds, cost, tuple(stopped))
+
+
+def config_of(header: dict[str, Any]) -> SchedulerConfig:
+    given = header.get("config")
+    if not isinstance(given, dict) or "num_blocks" not in given:
+        raise ReplayError("the log's header has no scheduler config with num_blocks: "
+                          "record the run again with --log")
+    names = {item.name for item in fields(SchedulerConfig)}
+    return SchedulerConfig(**{name: value for name, value in given.items() if name in names})
+
+
+_UNCOMPARED = frozenset({"t"})
+
+
+def _timeless(event: dict[str, Any]) -> dict[str, Any]:
+    """An event without the times, which the replay was given."""
+    if event["e"] == "time":
+        return {"e": "time", "n": event["n"], "step": event["step"]}
+    return {name: value for name, value in event.items() if name not in _UNCOMPARED}
+
+
+def _short(event: dict[str, Any] | None, most: int = 400) -> str:
+    if event is None:
+        return "nothing: the run ends here"
+    text = json.dumps(event)
+    return text if len(text) <= most else text[:most] + " …"

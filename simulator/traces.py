@@ -1,0 +1,219 @@
+"""Traces people publish, read into a Workload: CSV, and JSONL with block hashes.
+
+Azure 2023/2024, BurstGPT and Vidur differ only in column names, so one CSV reader serves them all.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from simulator.blockkeys import HashIds, find_hash_block
+from simulator.errors import WorkloadError
+from simulator.workload import Workload
+
+# Column names, in lower case, of: Azure 2023 and 2024; BurstGPT; Vidur; Mooncake; plain.
+KNOWN = {
+    "at": ("timestamp", "arrived_at", "arrival_time", "arrival", "at", "time"),
+    "prompt": ("contexttokens", "request tokens", "num_prefill_tokens", "input_length", "input_len",
+               "prompt_tokens", "prompt"),
+    "output": ("generatedtokens", "response tokens", "num_decode_tokens", "output_length",
+               "output_len", "output_tokens", "output"),
+}
+
+
+class _Row(NamedTuple):
+    at: float
+    prompt: int
+    output: int
+    line: int
+    ids: Sequence[int] | None
+
+
+def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
+               skip_bad: bool = False) -> Workload:
+    """A trace file as a workload whose first request arrives at 0.
+
+    `.jsonl` is Mooncake's or qwen-bailian's form, anything else is CSV. `columns` names the CSV
+    columns of "at", "prompt" and "output" that are not among the known ones. Rows out of order are
+    sorted, with a note. A row that cannot be a request is a WorkloadError with file, line and way
+    out, or with `skip_bad` is left out and counted in a note.
+    """
+    path = Path(path)
+    bad: list[str] = []
+
+    def complain(line: int, problem: str) -> None:
+        message = f"{path}:{line}: {problem}"
+        if not skip_bad:
+            raise WorkloadError(f"{message}: correct the row or pass --skip-bad-rows")
+        bad.append(message)
+
+    reader = _jsonl_rows if path.suffix in (".jsonl", ".ndjson") else _csv_rows
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(reader(file, path, complain, columns or {}))
+    except OSError as problem:
+        raise WorkloadError(f"{path}: cannot be read: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise WorkloadError(f"{path}: is not UTF-8 text; give a .csv or .jsonl trace") from None
+    notes = [f"{len(bad)} bad rows left out, the first: {bad[0]}"] if bad else []
+    if not rows:
+        raise WorkloadError(f"{path}: holds no request" + "".join(f" ({note})" for note in notes))
+    return _workload(path, rows, notes)
+
+
+def _workload(path: Path, rows: list[_Row], notes: list[str]) -> Workload:
+    late = next((i for i in range(1, len(rows)) if rows[i].at < rows[i - 1].at), None)
+    if late is not None:
+        notes.append(f"{path}:{rows[late].line}: arrives before the row above it; sorted")
+        rows.sort(key=lambda row: row.at)
+    start = rows[0].at
+    keys = None
+    if any(row.ids for row in rows):
+        ids = [row.ids or () for row in rows]
+        keys = HashIds(ids, find_hash_block([row.prompt for row in rows], ids, path))
+    return Workload(path.stem, array("d", (row.at - start for row in rows)),
+                    array("q", (row.prompt for row in rows)),
+                    array("q", (row.output for row in rows)), keys, notes=notes)
+
+
+# --------------------------------------------------------------------------- CSV
+
+Complain = Callable[[int, str], None]
+
+
+def _csv_rows(file: Any, path: Path, complain: Complain, columns: Mapping[str, str]
+              ) -> Iterator[_Row]:
+    lines = csv.reader(file)
+    header = next(lines, None)
+    if not header:
+        raise WorkloadError(f"{path}: is empty; wanted a header line and one line a request")
+    at, prompt, output = _find_columns(header, path, columns)
+    names = header[at], header[prompt], header[output]
+    seconds = _clock()
+    try:
+        for row in lines:
+            if not row:
+                continue
+            if len(row) != len(header):
+                complain(lines.line_num, f"has {len(row)} fields, the header {len(header)}")
+                continue
+            try:
+                yield _Row(seconds(row[at]), _length(row[prompt], names[1]),
+                           _length(row[output], names[2]), lines.line_num, None)
+            except ValueError as problem:
+                complain(lines.line_num, _sentence(problem, names[0], row[at]))
+    except csv.Error as problem:
+        raise WorkloadError(f"{path}:{lines.line_num}: not CSV: {problem}") from None
+
+
+def _find_columns(header: list[str], path: Path, columns: Mapping[str, str]
+                  ) -> tuple[int, int, int]:
+    if extra := set(columns) - set(KNOWN):
+        raise WorkloadError(f"--columns names {sorted(extra)[0]!r}; "
+                            f"it takes at=, prompt= and output=")
+    lower = [name.strip().lower() for name in header]
+    found = []
+    for what, known in KNOWN.items():
+        wanted = [columns[what].strip().lower()] if what in columns else known
+        index = next((lower.index(name) for name in wanted if name in lower), None)
+        if index is None:
+            raise WorkloadError(
+                f"{path}:1: no column for {what!r}: found {', '.join(header)}; wanted one of "
+                f"{', '.join(wanted)}, or name yours with --columns {what}=NAME")
+        found.append(index)
+    return found[0], found[1], found[2]
+
+
+def _length(text: str | int, name: str) -> int:
+    """A length of at least 1; ValueError with a sentence otherwise."""
+    try:
+        value = int(text)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={text!r} is not a whole number") from None
+    if isinstance(text, bool) or value < 1 or value != float(text):
+        raise ValueError(f"{name}={text} must be a whole number of at least 1")
+    return value
+
+
+class _NotATime(ValueError):
+    pass
+
+
+def _clock() -> Callable[[str], float]:
+    """A parser of times: seconds, or wall clock (exact to 100 ns: counted from the first)."""
+    minutes: dict[str, float] = {}
+    origin: list[float] = []
+
+    def seconds(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = None
+        if value is None:
+            head = text[:16]
+            try:
+                if head not in minutes:
+                    epoch = datetime.fromisoformat(head).replace(tzinfo=UTC).timestamp()
+                    origin.append(epoch)
+                    minutes[head] = epoch - origin[0]
+                fraction = text[17:].split("+")[0].split("-")[0].rstrip("Z ")
+                value = minutes[head] + (float(fraction) if fraction else 0.0)
+            except ValueError:
+                raise _NotATime(text) from None
+        if not abs(value) < float("inf"):
+            raise _NotATime(text)
+        return value
+
+    return seconds
+
+
+def _sentence(problem: ValueError, name: str, text: Any) -> str:
+    if isinstance(problem, _NotATime):
+        return f"{name}={text!r} is neither seconds nor a time like 2023-11-16 18:15:46.68"
+    return str(problem)
+
+
+# --------------------------------------------------------------------------- JSONL
+
+def _jsonl_rows(file: Any, path: Path, complain: Complain, columns: Mapping[str, str]
+                ) -> Iterator[_Row]:
+    """Mooncake: milliseconds. qwen-bailian (told by its chat_id): seconds."""
+    wanted = ("timestamp", "input_length", "output_length")
+    for line, text in enumerate(file, 1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as problem:
+            complain(line, f"not JSON: {problem.msg} at column {problem.colno}")
+            continue
+        if not isinstance(row, dict) or any(name not in row for name in wanted):
+            found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            complain(line, f"found {found}; wanted {', '.join(wanted)} and optionally hash_ids")
+            continue
+        unit = 1.0 if "chat_id" in row else 1e-3
+        try:
+            at = float(row["timestamp"]) * unit
+            if not abs(at) < float("inf"):
+                raise _NotATime
+            yield _Row(at, _length(row["input_length"], "input_length"),
+                       _length(row["output_length"], "output_length"), line, _ids(row))
+        except (TypeError, ValueError) as problem:
+            if isinstance(problem, _NotATime) or "float" in str(problem):
+                problem = ValueError(f"timestamp={row['timestamp']!r} is not a number")
+            complain(line, str(problem))
+
+
+def _ids(row: Mapping[str, Any]) -> Sequence[int] | None:
+    ids = row.get("hash_ids")
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
+        raise ValueError("hash_ids must be a list of whole numbers")
+    return array("q", ids)

@@ -1,0 +1,132 @@
+"""What arrives when: columns of times and lengths, made by a generator or read from a trace."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from simulator.errors import WorkloadError
+from simulator.lengths import Draw
+
+# Keys of the full prompt blocks of request `index` for an engine with `block_size`.
+BlockKeys = Callable[[int, int], Sequence[int]]
+
+
+@dataclass(slots=True)
+class Workload:
+    """Requests in order of arrival. Columns, because a day of traffic has millions of them."""
+
+    name: str
+    at: array  # 'd': seconds, not decreasing
+    prompts: array  # 'q': prompt tokens, >= 1
+    outputs: array  # 'q': output tokens, >= 1
+    keys: BlockKeys | None = None  # None: no request shares content with another
+    closed: Closed | None = None  # set: `at` is ignored, users send one after another
+    notes: list[str] = field(default_factory=list)  # what reading it changed, for the user
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    @property
+    def span(self) -> float:
+        """Seconds between the first and the last arrival."""
+        return self.at[-1] - self.at[0] if self.at else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Mean arrivals a second; 0 when all come at once."""
+        return (len(self) - 1) / self.span if self.span > 0 else 0.0
+
+    def first(self, count: int) -> Workload:
+        """The first `count` requests (all of them when there are fewer)."""
+        if count < 1:
+            raise WorkloadError(f"the number of requests is {count}, must be at least 1")
+        return Workload(self.name, self.at[:count], self.prompts[:count], self.outputs[:count],
+                        self.keys, self.closed, list(self.notes))
+
+    def faster(self, factor: float) -> Workload:
+        """The same requests at `factor` times the rate."""
+        if not 0 < factor < float("inf"):
+            raise WorkloadError(f"the rate factor is {factor:g}, must be above 0")
+        start = self.at[0] if self.at else 0.0
+        at = array("d", (start + (t - start) / factor for t in self.at))
+        return Workload(self.name, at, self.prompts, self.outputs, self.keys, self.closed,
+                        list(self.notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A closed loop: `users` people send, wait for the answer, think, and send again."""
+
+    users: int
+    think: Callable[[Random], float]  # seconds from an answer to the same user's next request
+    seed: int
+
+
+def fixed_list(requests: Iterable[tuple[float, int, int]], name: str = "list") -> Workload:
+    """From (arrival seconds, prompt tokens, output tokens) triples; sorted by arrival, stably.
+
+    WorkloadError names the first triple that is not possible.
+    """
+    rows = list(requests)
+    if not rows:
+        raise WorkloadError("a workload needs at least one request")
+    for index, (at, prompt, output) in enumerate(rows):
+        if not (0 <= at < float("inf")) or prompt < 1 or output < 1:
+            raise WorkloadError(f"request {index} is ({at:g} s, prompt {prompt}, output {output}): "
+                                f"the time must be at least 0, the lengths at least 1")
+    rows.sort(key=lambda row: row[0])
+    return Workload(name, array("d", (row[0] for row in rows)),
+                    array("q", (row[1] for row in rows)), array("q", (row[2] for row in rows)))
+
+
+def poisson(rate: float, count: int, inputs: Draw, outputs: Draw, *, seed: int = 0,
+            burstiness: float = 1.0) -> Workload:
+    """`count` requests with independent gaps of mean 1 / rate.
+
+    burstiness 1 is a Poisson process (exponential gaps, never truncated); below 1 gaps are gamma
+    with that shape and burstier, above 1 more regular: `vllm bench serve`'s meaning. rate inf: all
+    at time 0. The streams of gaps, inputs and outputs have seeds of their own, so changing a
+    length distribution does not move an arrival.
+    """
+    _check_generator(rate, count, burstiness)
+    gaps = Random(f"{seed}:arrivals")
+    at, now = array("d"), 0.0
+    for _ in range(count):
+        if rate != float("inf"):
+            now += (gaps.expovariate(rate) if burstiness == 1.0
+                    else gaps.gammavariate(burstiness, 1 / (rate * burstiness)))
+        at.append(now)
+    kind = "poisson" if burstiness == 1.0 else f"gamma({burstiness:g})"
+    prompts, answers = _draw_lengths(count, inputs, outputs, seed)
+    return Workload(f"{kind} {rate:g}/s", at, prompts, answers)
+
+
+def closed_loop(users: int, count: int, inputs: Draw, outputs: Draw, *, think: float = 0.0,
+                seed: int = 0) -> Workload:
+    """`count` requests from `users` who each wait for their answer, then think (exponential)."""
+    if users < 1 or not 0 <= think < float("inf"):
+        raise WorkloadError(f"a closed loop needs at least 1 user and a think time of at least 0, "
+                            f"got {users} and {think:g}")
+    _check_generator(1.0, count, 1.0)
+    prompts, answers = _draw_lengths(count, inputs, outputs, seed)
+    draw = (lambda rng: rng.expovariate(1 / think)) if think else (lambda rng: 0.0)
+    return Workload(f"closed loop of {users}", array("d", bytes(8 * count)), prompts, answers,
+                    closed=Closed(users, draw, seed))
+
+
+def _draw_lengths(count: int, inputs: Draw, outputs: Draw, seed: int) -> tuple[array, array]:
+    rng_in, rng_out = Random(f"{seed}:inputs"), Random(f"{seed}:outputs")
+    return (array("q", (inputs(rng_in) for _ in range(count))),
+            array("q", (outputs(rng_out) for _ in range(count))))
+
+
+def _check_generator(rate: float, count: int, burstiness: float) -> None:
+    if not rate > 0:
+        raise WorkloadError(f"the rate is {rate:g} requests a second, must be above 0")
+    if count < 1:
+        raise WorkloadError(f"the number of requests is {count}, must be at least 1")
+    if not 0 < burstiness < float("inf"):
+        raise WorkloadError(f"the burstiness is {burstiness:g}, must be above 0")

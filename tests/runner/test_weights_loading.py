@@ -1,0 +1,184 @@
+"""Checkpoints: sharded files, slices of a rank, and every way a checkpoint can be wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from engine.core.errors import ConfigError, TandemError
+from engine.layers.shard import Shard
+from engine.models.config import read_model_config
+from engine.models.registry import build_model
+from engine.runner.model_runner import load_model, parse_dtype
+from engine.weights.errors import ModelNotFound, UnsupportedModel, WeightsError
+from engine.weights.loader import checkpoint_slots, load_weights
+from engine.weights.resolve import resolve_model
+from tests.runner.tiny_models import FAMILIES
+
+WEIGHTS = "model.safetensors"
+
+
+def copy_of(directory, tmp_path):
+    return shutil.copytree(directory, tmp_path / "copy")
+
+
+def load(directory, **options):
+    return load_model(read_model_config(directory), directory, torch.float32, **options)
+
+
+def edit(directory, change):
+    tensors = load_file(directory / WEIGHTS)
+    change(tensors)
+    save_file(tensors, directory / WEIGHTS)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_model_wants_exactly_what_transformers_saves(family, checkpoint):
+    directory, _ = checkpoint(family)
+    config = read_model_config(directory)
+    wanted = checkpoint_slots(build_model(config, Shard(), torch.float32))
+    saved = load_file(directory / WEIGHTS)
+    assert {name: tuple(tensor.shape) for name, tensor in saved.items()} == {
+        name: slot.shape for name, slot in wanted.items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_slices_of_two_ranks_make_up_every_checkpoint_tensor(family, checkpoint):
+    directory, _ = checkpoint(family, vocab_size=98)
+    config = read_model_config(directory)
+    ranks = []
+    for rank in range(2):
+        model = build_model(config, Shard(rank, 2), torch.float32)
+        with torch.no_grad():
+            load_weights(model, directory)
+        ranks.append(checkpoint_slots(model))
+    for name, tensor in load_file(directory / WEIGHTS).items():
+        first, second = ranks[0][name], ranks[1][name]
+        if first.region.shape == tensor.shape:
+            joined = first.region
+        else:
+            joined = torch.cat((first.region, second.region), first.dim)
+        assert torch.equal(joined, tensor), name
+
+
+def test_heads_that_cannot_be_split_are_a_named_error(checkpoint):
+    config = read_model_config(checkpoint("llama")[0])
+    with pytest.raises(ConfigError, match="num_attention_heads=4 cannot be split.*size=3"):
+        build_model(config, Shard(0, 3), torch.float32)
+
+
+def test_a_checkpoint_in_several_files_loads_as_one(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    whole = load(directory)
+    tensors = load_file(directory / WEIGHTS)
+    (directory / WEIGHTS).unlink()
+    names, index = sorted(tensors), {}
+    for number, part in enumerate((names[::2], names[1::2]), start=1):
+        file = f"model-0000{number}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, directory / file)
+        index.update(dict.fromkeys(part, file))
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    for name, value in load(directory).state_dict().items():
+        assert torch.equal(value, whole.state_dict()[name])
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(WeightsError, match="lacks 1 of 2 weight files.*model-00002-of-00002"):
+        load(directory)
+
+
+def test_the_first_missing_tensor_is_named(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("qwen3")[0], tmp_path)
+    edit(directory, lambda tensors: tensors.pop("model.layers.1.self_attn.k_norm.weight"))
+    with pytest.raises(WeightsError, match=r"lacks 1 of \d+ .*'model.layers.1.self_attn.k_norm.weight'"):
+        load(directory)
+
+
+def test_an_unexpected_tensor_is_named(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    edit(directory, lambda tensors: tensors.update({"model.layers.7.mlp.weight": torch.zeros(2)}))
+    with pytest.raises(WeightsError, match="'model.layers.7.mlp.weight'.*no place"):
+        load(directory)
+
+
+def test_tensors_that_follow_from_others_are_not_unexpected(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("qwen3")[0], tmp_path)
+    edit(directory, lambda tensors: tensors.update({
+        "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
+    load(directory)
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    edit(directory, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(31)}))
+    with pytest.raises(WeightsError, match=r"'model.norm.weight'.*\[31\].*\[32\]"):
+        load(directory)
+
+
+@settings(max_examples=40, deadline=None)
+@given(share=st.floats(0, 0.9999))
+def test_a_file_cut_at_any_byte_is_a_named_error(share, checkpoint, tmp_path_factory):
+    directory = copy_of(checkpoint("llama")[0], tmp_path_factory.mktemp("cut"))
+    content = (directory / WEIGHTS).read_bytes()
+    (directory / WEIGHTS).write_bytes(content[:int(len(content) * share)])
+    with pytest.raises(WeightsError, match="truncated or damaged"):
+        load(directory)
+
+
+def test_a_directory_without_safetensors_says_so(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    (directory / WEIGHTS).unlink()
+    with pytest.raises(WeightsError, match=r"no \*\.safetensors"):
+        load(directory)
+
+
+def test_an_unknown_architecture_lists_the_known_ones(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    raw = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**raw, "architectures": ["GPT2LMHeadModel"]}))
+    with pytest.raises(UnsupportedModel, match="GPT2LMHeadModel.*known: LlamaForCausalLM"):
+        load(directory)
+
+
+def test_dummy_weights_are_the_same_for_the_same_seed(checkpoint):
+    directory, _ = checkpoint("llama")
+    first, second = (load(directory, load_format="dummy").state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_generation_config_with_several_ends_wins_over_the_config(checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    (directory / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
+    assert read_model_config(directory).eos_token_ids == (5, 9)
+
+
+@pytest.mark.parametrize("name", ["nix", "./nowhere", "/no/such/place"])
+def test_an_unknown_model_lists_the_known_names(name):
+    with pytest.raises(ModelNotFound, match="tiny, smollm2"):
+        resolve_model(name)
+
+
+def test_a_model_that_can_be_pulled_says_how(tmp_path, monkeypatch):
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    with pytest.raises(ModelNotFound, match="python -m engine pull smollm2"):
+        resolve_model("smollm2")
+
+
+def test_a_directory_without_a_config_and_one_with_half_a_config_are_named(tmp_path):
+    with pytest.raises(ModelNotFound, match="no config.json"):
+        read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ModelNotFound, match="cannot be read as JSON"):
+        read_model_config(tmp_path)
+
+
+def test_an_unknown_dtype_lists_the_known_ones():
+    assert parse_dtype("auto", "bfloat16") is torch.bfloat16
+    assert parse_dtype("fp64", "bfloat16") is torch.float64
+    with pytest.raises(TandemError, match="'int4'.*known: auto, float32"):
+        parse_dtype("int4", "bfloat16")

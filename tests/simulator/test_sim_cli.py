@@ -1,0 +1,88 @@
+"""The commands as a person types them: figures, exit codes, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from simulator.__main__ import app
+
+TRACE = "at,prompt,output\n0,100,5\n0.5,200,7\n1.0,50,3\n"
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return str(path)
+
+
+def call(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_run_prints_the_table_and_writes_json_and_a_log_that_replays(trace, tmp_path):
+    log, figures = tmp_path / "sim.jsonl", tmp_path / "out.json"
+    result = call("run", "--trace", trace, "--model", "qwen3-0.6b", "--hardware", "l4",
+                  "--log", log, "--json", figures, "--goodput", "ttft:1000")
+    assert result.exit_code == 0, result.output
+    for word in ("TTFT", "TPOT", "ITL", "E2EL", "p99", "3 completed of 3", "goodput"):
+        assert word in result.output
+    data = json.loads(figures.read_text())
+    assert data["completed"] == 3 and data["total_output_tokens"] == 15
+    again = call("replay", log)
+    assert again.exit_code == 0 and again.output.startswith("identical: ")
+    assert "3 requests" in again.output
+
+
+def test_poisson_and_closed_loops_run_without_a_trace():
+    for source in (("--poisson", 20), ("--poisson", "inf"), ("--users", 3)):
+        result = call("run", *source, "--num-requests", 20, "--input-len", "5:50",
+                      "--output-len", "lognormal:10:0.5", "--model", "smollm2", "--hardware", "l4")
+        assert result.exit_code == 0 and "20 completed of 20" in result.output
+
+
+def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
+    log = tmp_path / "sim.jsonl"
+    call("run", "--trace", trace, "--log", log)
+    lines = log.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"batch"' in line)
+    lines[at] = lines[at].replace('"counts":[100]', '"counts":[99]')
+    log.write_text("\n".join(lines) + "\n")
+    result = call("replay", log)
+    assert result.exit_code == 1
+    assert f"different: event {at - 1} differs" in result.output and "replayed:" in result.output
+
+
+@pytest.mark.parametrize("words, sentence", [
+    ((), "give exactly one of --trace, --poisson and --users"),
+    (("--poisson", 1, "--users", 2), "not --poisson and --users"),
+    (("--poisson", 1, "--model", "gpt-9"), "unknown model 'gpt-9'"),
+    (("--poisson", 1, "--hardware", "tpu"), "unknown hardware 'tpu'"),
+    (("--poisson", 0), "the rate is 0"), (("--poisson", 1, "--num-requests", 0), "is 0, must be"),
+    (("--poisson", 1, "--input-len", "x"), "--input-len 'x'"),
+    (("--poisson", 1, "--batching", "magic"), "magic"),
+    (("--poisson", 1, "--num-blocks", 3, "--max-model-len", 100), "len=100 needs 7 blocks"),
+    (("--poisson", 1, "--block-size", 0), "block_size=0"),
+    (("--poisson", 1, "--model", "llama-3.1-70b"), "does not fit h100"),
+    (("--poisson", 1, "--tp", 3), "do not divide among tp=3"),
+    (("--poisson", 1, "--router", "magic"), "unknown router 'magic'"),
+    (("--poisson", 1, "--replicas", 0), "replicas"),
+    (("--poisson", 1, "--goodput", "fast"), "--goodput 'fast'"),
+    (("--poisson", 1, "--num-requests", 2, "--log", "/nowhere/x.jsonl"), "/nowhere/x.jsonl"),
+    (("--trace", "/nowhere.csv"), "/nowhere.csv: cannot be read"),
+    (("--trace", "TRACE", "--columns", "at"), "--columns 'at' is not of the form"),
+    (("--trace", "TRACE", "--rate-scale", 0), "the rate factor is 0")])
+def test_every_mistake_is_one_sentence_on_stderr_and_exit_code_2(trace, words, sentence):
+    result = call("run", *(trace if word == "TRACE" else word for word in words))
+    assert result.exit_code == 2
+    assert sentence in result.stderr and result.stderr.count("\n") == 1
+    assert "Traceback" not in result.output
+
+
+def test_a_log_that_is_none_is_one_sentence(tmp_path, trace):
+    for path in (trace, tmp_path / "nowhere.jsonl"):
+        result = call("replay", path)
+        assert result.exit_code == 2 and result.stderr.count("\n") == 1

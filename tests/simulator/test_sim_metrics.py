@@ -1,0 +1,101 @@
+"""The figures, against NumPy's and against arithmetic by hand."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+
+from simulator.errors import WorkloadError
+from simulator.metrics import Summary, compute_metrics, metrics_from_log, summarize
+from simulator.timings import COMPLETED, PENDING, REJECTED, Timings
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 10, 999])
+def test_percentiles_and_deviation_are_numpys(count):
+    rng = Random(count)
+    values = [rng.expovariate(1.0) for _ in range(count)]
+    got = summarize(values)
+    assert (got.mean, got.std) == (pytest.approx(np.mean(values)), pytest.approx(np.std(values)))
+    for name, share in (("median", 50), ("p90", 90), ("p99", 99)):
+        assert getattr(got, name) == pytest.approx(np.percentile(values, share))
+
+
+def test_weights_count_as_repetitions():
+    rng = Random(0)
+    values = [rng.random() for _ in range(50)]
+    weights = [rng.randint(1, 9) for _ in range(50)]
+    spelled_out = [v for v, w in zip(values, weights) for _ in range(w)]
+
+    assert summarize(values, weights).count == len(spelled_out)
+    for name in ("mean", "median", "std", "p90", "p99"):
+        assert getattr(summarize(values, weights), name) == pytest.approx(
+            getattr(summarize(spelled_out), name))
+
+
+def test_the_order_of_values_changes_nothing():
+    values = [0.1 * 3**i for i in range(30)]
+    assert summarize(values) == summarize(values[::-1])
+
+
+def test_nothing_to_summarize_is_all_zeros():
+    assert summarize([]) == Summary()
+    assert compute_metrics(Timings()).as_json()["p99_ttft_ms"] == 0.0
+
+
+def three_requests() -> Timings:
+    """Tokens at 1 2 4, at 3, and one refused; times 10 s later than the clock's zero."""
+    timings = Timings()
+    for at, prompt, outputs, first, last, state in ((10.0, 5, 3, 11.0, 14.0, COMPLETED),
+                                                    (10.5, 7, 1, 13.0, 13.0, COMPLETED),
+                                                    (11.0, 900, 0, -1.0, -1.0, REJECTED)):
+        i = timings.add(at, prompt)
+        timings.outputs[i], timings.first[i], timings.last[i] = outputs, first, last
+        timings.state[i] = state
+    timings.gaps.extend([1.0, 2.0])
+    timings.gap_ends.extend([12.0, 14.0])
+    return timings
+
+
+def test_vllms_definitions_by_hand():
+    result = compute_metrics(three_requests(), {"ttft": 2.0}).as_json()
+    assert (result["completed"], result["failed"], result["rejected"]) == (2, 1, 1)
+    assert result["duration"] == 4.0  # first arrival to last token
+    assert result["mean_ttft_ms"] == pytest.approx((1.0 + 2.5) / 2 * 1e3)
+    assert result["mean_tpot_ms"] == pytest.approx(1500.0)  # one-token requests have none
+    assert result["mean_itl_ms"] == pytest.approx(1500.0)
+    assert result["mean_e2el_ms"] == pytest.approx((4.0 + 2.5) / 2 * 1e3)
+    assert result["total_input_tokens"] == 12 and result["total_output_tokens"] == 4
+    assert result["request_throughput"] == 0.5 and result["output_throughput"] == 1.0
+    assert result["total_token_throughput"] == 4.0 and result["request_goodput:"] == 0.25
+    assert result["max_concurrent_requests"] == 2
+
+
+def test_a_goodput_bound_on_something_else_is_refused():
+    with pytest.raises(WorkloadError, match="goodput bounds 'speed'; it takes ttft, tpot and e2el"):
+        compute_metrics(three_requests(), {"speed": 1.0})
+
+
+def test_a_log_with_aborts_failures_and_an_open_end():
+    def event(kind, t, **fields):
+        return {"e": kind, "t": t, **fields}
+
+    events = [
+        event("reject", 0.0, request="x", error="too long"),
+        event("arrive", 0.0, request="a", prompt=3, at=0.0),
+        event("arrive", 0.0, request="b", prompt=4, at=0.0),
+        event("arrive", 0.0, request="c", prompt=4, at=0.0),
+        event("batch", 0.0, step=0, requests=["a", "b"]),
+        event("time", 1.0, step=0, seconds=1.0), event("token", 1.0, step=0, tokens=[7, None]),
+        event("finish", 1.0, request="b", reason="error", outputs=0),
+        event("batch", 1.0, step=1, requests=["a", "c"]),
+        event("finish", 1.5, request="c", reason="abort", outputs=0),
+        event("time", 2.0, step=1, seconds=1.0), event("token", 2.0, step=1, tokens=[7, 8]),
+        event("finish", 2.0, request="a", reason="stop", outputs=2),
+        event("arrive", 2.0, request="d", prompt=1, at=2.0)]
+    metrics = metrics_from_log(events)
+    assert (metrics.num_prompts, metrics.completed, metrics.rejected) == (5, 1, 1)
+    assert metrics.failed == 4  # refused, failed, aborted, unfinished
+    assert metrics.latency["itl"].count == 1 and metrics.total_output_tokens == 2
+    assert PENDING == 0
