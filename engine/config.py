@@ -21,7 +21,7 @@ class EngineConfig:
     """
 
     model: str  # tiny, smollm2, a directory, or a hub id
-    dtype: str = "auto"  # auto: the checkpoint's own; float32, bfloat16, float16, float64
+    dtype: str = "auto"  # auto: the checkpoint's, float32 on a CPU; or float32, bfloat16, float16…
     load_format: str = "auto"  # dummy: random weights, for timing
     attention_backend: str = "auto"
     tensor_parallel_size: int = 1

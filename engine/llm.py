@@ -72,7 +72,8 @@ class LLM:
         """generate() on one conversation, a list of {"role", "content"}, or on a list of them."""
         return self.generate(self.render_chat(messages, chat_template), sampling_params)
 
-    def render_chat(self, messages: Sequence[Any], chat_template: str | None = None) -> list[Prompt]:
+    def render_chat(self, messages: Sequence[Any],
+                    chat_template: str | None = None) -> list[Prompt]:
         """One token-id prompt a conversation, by the model's chat template."""
         if self.engine.tokenizer is None:
             raise RequestError(f"chat needs a tokenizer, and {self.config.model} has none")
@@ -103,7 +104,7 @@ class LLM:
     def _run_until_finished(self, session: Session) -> None:
         while not session.request.finished:
             if not self.engine.step() and not session.request.finished:
-                raise RuntimeError(f"the scheduler is idle, but {session.request!r} is not finished")
+                raise RuntimeError(f"the scheduler is idle, and {session.request!r} not finished")
 
     def _deltas(self, sessions: list[Session]) -> Iterator[Delta]:
         waiting = list(sessions)
@@ -127,9 +128,9 @@ class LLM:
         priorities = _one_each("priority", priority, len(prompts))
         groups: list[list[Session]] = []
         try:
-            for prompt, one_params, one_priority in zip(prompts, all_params, priorities, strict=True):
+            for item in zip(prompts, all_params, priorities, strict=True):
                 groups.append([])
-                self._submit_samples(prompt, one_params, one_priority, groups[-1])
+                self._submit_samples(*item, groups[-1])
         except BaseException:
             self._close([session for group in groups for session in group])
             raise
@@ -149,7 +150,8 @@ class LLM:
             group.append(self.engine.submit(request, owner=name, index=index))
             parent = parent or request
 
-    def _read_prompt(self, name: str, prompt: Prompt) -> tuple[list[int], str | None, dict[str, Any]]:
+    def _read_prompt(self, name: str,
+                     prompt: Prompt) -> tuple[list[int], str | None, dict[str, Any]]:
         """Token ids, the text if there was one, and what else a dict held."""
         extra: dict[str, Any] = {}
         if isinstance(prompt, dict):
@@ -159,7 +161,7 @@ class LLM:
                                    f"`prompt_token_ids`, and may have cache_salt and priority; "
                                    f"this one has {', '.join(map(str, prompt))}")
             extra = prompt
-            prompt = prompt.get("prompt_token_ids", prompt.get("prompt", ""))
+            prompt = prompt["prompt" if "prompt" in prompt else "prompt_token_ids"]
         if not isinstance(prompt, str):
             return [int(token) for token in prompt], None, extra
         if self.engine.tokenizer is None:
@@ -185,10 +187,10 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many? A list of whole numbers is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
-    prompts = list(prompts)
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [prompts]
-    return prompts
+    items: list[Any] = list(prompts)
+    if items and all(isinstance(item, int) for item in items):
+        return [items]
+    return items
 
 
 def _one_each(what: str, value: Any, number: int) -> list[Any]:
@@ -197,7 +199,8 @@ def _one_each(what: str, value: Any, number: int) -> list[Any]:
         return [value] * number
     values = list(value)
     if len(values) != number:
-        raise ConfigError(f"{number} prompts and {len(values)} {what}: give one for all, or one each")
+        raise ConfigError(f"{number} prompts and {len(values)} {what}: "
+                          f"give one for all, or one each")
     return values
 
 

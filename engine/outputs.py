@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Logprob(NamedTuple):
-    """One candidate at one position, as the model itself saw it (before temperature and the like)."""
+    """One candidate at one position, as the model itself saw it: before temperature and so on."""
 
     logprob: float
     rank: int  # 1: the most likely

@@ -76,14 +76,16 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
              cost: CostModel | None = None, graphs: bool = True,
              log: str | Path | None = None, keep_events: bool = False,
              parts: Mapping[str, Any] | None = None,
-             slo: Mapping[str, float] | None = None,
+             slo: Mapping[str, float] | None = None, client_seconds: float = 0.0,
              on_progress: Callable[[int, int], None] | None = None) -> Simulation:
     """Run a workload through the engine's loop in modelled time.
 
     `config` is a SchedulerConfig or settings for `engine_config`. `log` writes the event log to a
     file (a replica's number goes before the suffix when there are several), `keep_events` keeps it
     in memory. `parts` goes to Scheduler: `{"pool": factory}` and the like, called once a replica,
-    is how a student's part is plugged in. TandemError subclasses for every wrong input.
+    is how a student's part is plugged in. `client_seconds` is added to TTFT and E2EL: what an HTTP
+    client sees beyond the engine (7 to 20 ms are usual; 0 offline). TandemError subclasses for
+    every wrong input.
     """
     if replicas < 1:
         raise ConfigError(f"replicas={replicas} must be at least 1")
@@ -116,8 +118,9 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
             events.close()
     loop_seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
     notes += _notes(world, config)
+    metrics = compute_metrics(timings, slo, client=client_seconds)
     return Simulation(
-        metrics=compute_metrics(timings, slo), timings=timings, config=config,
+        metrics=metrics, timings=timings, config=config,
         events=logs[0].events if logs and log is None else None, header=header,
         log=Path(log) if log is not None else None, notes=notes,
         loop_seconds=loop_seconds, loop_cpu_seconds=cpu)

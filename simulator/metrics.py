@@ -107,14 +107,16 @@ def _percentile(ranked: np.ndarray, seen: np.ndarray, share: float) -> float:
     return below + (above - below) * (place - low)
 
 
-def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None) -> Metrics:
-    """All figures of a run. `slo` bounds "ttft", "tpot", "e2el" in seconds, for goodput."""
+def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
+                    client: float = 0.0) -> Metrics:
+    """All figures of a run. `slo` bounds "ttft", "tpot", "e2el" in seconds, for goodput. `client`
+    is what a client sees on top of the engine's TTFT and E2EL: network, HTTP, tokenizing."""
     if unknown := set(slo or ()) - {"ttft", "tpot", "e2el"}:
         raise WorkloadError(f"goodput bounds {sorted(unknown)[0]!r}; it takes ttft, tpot and e2el")
     good = np.flatnonzero(np.frombuffer(timings.state, dtype=np.uint8) == COMPLETED)
     at, first, last, outputs, prompts = (np.asarray(column)[good] for column in (
         timings.at, timings.first, timings.last, timings.outputs, timings.prompts))
-    ttft, e2el = first - at, last - at
+    ttft, e2el = first - at + client, last - at + client
     tpot = np.where(outputs > 1, (last - first) / np.maximum(outputs - 1, 1), 0.0)
     duration = float(last.max()) - min(timings.at) if len(good) else 0.0
     tokens_in, tokens_out = int(prompts.sum()), int(outputs.sum())

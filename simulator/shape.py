@@ -42,6 +42,12 @@ def shape_from(starts: Sequence[int], counts: Sequence[int], tokens: int, partia
     context = sum(starts) + rows
     if tokens == rows:
         return Shape(tokens, rows - partial, rows, context, 0, 0, 0, 0.0, copied, swapped)
+    ones = counts.count(1)
+    if ones == rows - 1:  # the usual mixed step: one chunk, which takes what the others leave
+        count = tokens - ones
+        start = starts[counts.index(count)]
+        return Shape(tokens, rows - partial, ones, context - start - 1, 1, count, start + count,
+                     count * start + count * (count + 1) / 2, copied, swapped)
     chunks = chunk_tokens = chunk_context = 0
     pairs = 0.0
     for start, count in zip(starts, counts):

@@ -55,7 +55,6 @@ class Replica:
             if not scheduler.has_unfinished():
                 self._work = env.event()
                 yield self._work
-            yield from self._before_turn()
             turns = self.loop.steps(self._clock)
             batch = next(turns, None)
             while batch is not None:
@@ -66,7 +65,6 @@ class Replica:
                 if self.horizon() <= env.now:
                     yield env.timeout(0)  # whoever arrives at this instant is seen by this turn
                 self.recorder.step(batch, begin, ends)
-                yield from self._before_turn()
                 try:
                     batch = turns.send(result)
                 except StopIteration:
@@ -74,11 +72,6 @@ class Replica:
 
     def _clock(self) -> float:
         return self.env.now
-
-    def _before_turn(self) -> Generator[simpy.Event, Any, None]:
-        """Time to let pass before the loop may turn; none here, a replay waits for its log."""
-        return
-        yield
 
     def _execute(self, batch: Batch, begin: float) -> tuple[StepResult, Sequence[float]]:
         """The result of a step, or of several equal ones, and the times at which they end."""

@@ -18,4 +18,5 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
     if name in ("auto", "torch"):
         from engine.attention.torch_paged import TorchPaged
         return TorchPaged(shape)
-    raise ConfigError(f"attention back end {name!r} is not known; known: auto, {', '.join(BACKENDS)}")
+    raise ConfigError(f"attention back end {name!r} is not known; "
+                      f"known: auto, {', '.join(BACKENDS)}")

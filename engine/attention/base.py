@@ -25,7 +25,7 @@ class StepInputs:
     cu_seqlens_q: np.ndarray  # [rows + 1] int32
     seqlens_k: np.ndarray  # [rows] int32: tokens of context, those of this step included
     block_tables: np.ndarray  # [rows, most blocks of a row] int32, padded with any valid block
-    logits_indices: np.ndarray  # [sampling rows] int64: flat index of each sampling row's last token
+    logits_indices: np.ndarray  # [sampling rows] int64: the last token of each, as a flat index
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ read no slot past a row's length. Paper: FlashAttention-2 (Dao 2023), FlashAtten
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -71,11 +71,11 @@ def find_library(shape: AttentionShape) -> Library | str:
         reason = refusal(version, shape) or _too_old(version, capability)
         if reason is None:
             try:
-                return Library(version, importlib.import_module(name))
+                return Library(version, import_module(name))
             except ModuleNotFoundError:
                 reason = "is not installed"
             except (ImportError, OSError, RuntimeError) as error:  # built for another torch
-                reason = f"does not import ({str(error).splitlines()[0] if str(error) else error!r})"
+                reason = f"does not import ({(str(error) or repr(error)).splitlines()[0]})"
         reasons.append(f"{PACKAGES[version]} {reason}")
     return "; ".join(reasons)
 

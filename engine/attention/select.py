@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
+from importlib import import_module
 
 from engine.attention.base import AttentionBackend, AttentionShape
 from engine.core.errors import ConfigError
@@ -61,12 +61,12 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
                           f"heads evenly: num_attention_heads must be a multiple of "
                           f"num_key_value_heads")
     entry = BACKENDS[choose(name, shape)]
-    return getattr(importlib.import_module(entry.module), entry.class_name)(shape)
+    return getattr(import_module(entry.module), entry.class_name)(shape)
 
 
 def _why_not(entry: Entry, shape: AttentionShape) -> str | None:
     try:
-        module = importlib.import_module(entry.module)
+        module = import_module(entry.module)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != entry.package:
             raise

@@ -25,7 +25,7 @@ class Bucket:
     rows: int
     blocks: torch.Tensor  # [rows * pages] int64, short rows padded with the zero block
     tails: torch.Tensor  # places in [rows * pages * block_size] past a row's end in its last block
-    mask: torch.Tensor | None  # [rows, 1, 1, pages * block_size] added to the scores; None: all seen
+    mask: torch.Tensor | None  # [rows, 1, 1, pages * block_size], added to scores; None: all seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Chunk:
     tokens: slice  # its place in the flat tokens
     blocks: torch.Tensor | None  # [pages] int64; None: no older context, so K/V of this step do
     context: int  # tokens of context, those of this step included
-    mask: torch.Tensor | None  # [queries, context] added to the scores; None: causal from position 0
+    mask: torch.Tensor | None  # [queries, context], added to scores; None: causal from the start
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,8 @@ class TorchPaged:
         size = self.shape.block_size
         width = int(pages[rows[-1]])
         lengths = inputs.seqlens_k[rows][:, None]
-        blocks = np.where(np.arange(width) * size < lengths, inputs.block_tables[rows, :width], num_blocks)
+        blocks = np.where(np.arange(width) * size < lengths, inputs.block_tables[rows, :width],
+                          num_blocks)
         positions = np.arange(width * size)
         past = positions >= lengths  # [rows, width * size]
         tails = np.flatnonzero(past & (positions < pages[rows][:, None] * size))
@@ -100,8 +101,8 @@ class TorchPaged:
         pages = -(-context // self.shape.block_size)
         mask = torch.full((queries, context), float("-inf"), dtype=self.shape.dtype)
         mask.triu_(context - queries + 1)  # bottom right: the last query sees everything
-        return Chunk(slice(first, end), self._move(inputs.block_tables[row, :pages].astype(np.int64)),
-                     context, mask.to(self.shape.device))
+        blocks = self._move(inputs.block_tables[row, :pages].astype(np.int64))
+        return Chunk(slice(first, end), blocks, context, mask.to(self.shape.device))
 
     def _move(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.shape.device)
@@ -127,7 +128,8 @@ class TorchPaged:
         heads, kv_heads, dim = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
         keys, self.k_buffer = self._gather(k_cache, bucket, self.k_buffer)
         values, self.v_buffer = self._gather(v_cache, bucket, self.v_buffer)
-        grouped = q.view(bucket.rows, kv_heads, self.group, dim)  # a K/V head's queries side by side
+        # [rows, kv_heads, group, head_dim]: the queries of one K/V head side by side
+        grouped = q.view(bucket.rows, kv_heads, self.group, dim)
         out = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bucket.mask)
         return out.reshape(bucket.rows, heads * dim)
 

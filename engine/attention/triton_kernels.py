@@ -87,7 +87,7 @@ def _fold_in(acc, peak, total, q, last, k_head, v_head, table, begin, end, scale
     return acc, peak, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # it changes from step to step
 def decode_kernel(out, partial, lse, q, k_cache, v_cache, rows, cu_seqlens_q, seqlens_k, tables,
                   q_stride, table_stride, scale,
                   KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
@@ -128,19 +128,19 @@ def decode_kernel(out, partial, lse, q, k_cache, v_cache, rows, cu_seqlens_q, se
         acc, peak, total = _fold_in(acc, peak, total, query, last, k_head, v_head, table, whole,
                                     end, scale, True, BLOCK_SIZE, KV_HEADS * HEAD_DIM, HEAD_DIM,
                                     BLOCK_D, BLOCK_N)
-        empty = total == 0.0
-        acc = acc / tl.where(empty, 1.0, total)[:, None]
+        total = tl.where(length > 0, total, 1.0)
+        acc = acc / total[:, None]
         if SPLIT:
             slice_ = (index.to(tl.int64) * tl.num_programs(2) + part) * (KV_HEADS * GROUP)
             tl.store(partial + slice_ * HEAD_DIM + inner, acc, mask=real)
-            level = tl.where(empty, 0.0, peak * scale + tl.math.log2(total))
+            level = tl.where(length > 0, peak * scale + tl.math.log2(total), 0.0)
             tl.store(lse + slice_ + head, level, mask=member < GROUP)
         else:
             tl.store(out + token * (KV_HEADS * GROUP * HEAD_DIM) + inner,
                      acc.to(out.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["parts"])
 def reduce_kernel(out, partial, lse, rows, cu_seqlens_q, seqlens_k, parts,
                   HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
                   BLOCK_N: tl.constexpr, LEAST_TILES: tl.constexpr):
@@ -172,7 +172,7 @@ def reduce_kernel(out, partial, lse, rows, cu_seqlens_q, seqlens_k, parts,
              mask=dim < HEAD_DIM)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])
 def prefill_kernel(out, q, k_cache, v_cache, tile_rows, tile_starts, cu_seqlens_q, seqlens_k,
                    tables, q_stride, table_stride, scale,
                    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,

@@ -70,6 +70,8 @@ def unavailable(shape: AttentionShape) -> str | None:
     """Why this back end cannot serve `shape` here; None: it can."""
     if shape.device.type != "cuda" and not INTERPRETED:
         return f"needs a CUDA device, not {shape.device.type} (for tests: TRITON_INTERPRET=1)"
+    if shape.device.type != "cuda" and shape.dtype == torch.bfloat16:
+        return "cannot multiply bfloat16 under Triton's interpreter: take float32"
     if shape.dtype not in DTYPES:
         return f"computes in float16, bfloat16 or float32, not {str(shape.dtype).split('.')[-1]}"
     if shape.head_dim > 256:

@@ -14,10 +14,12 @@ from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from engine.llm import LLM, Prompt
 
+Prompts = Annotated[list[str] | None, typer.Option("--prompt", "-p", help="may be repeated")]
+
 
 def generate_command(
     model: opt.Model = "tiny",
-    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="may be repeated")] = None,
+    prompt: Prompts = None,
     prompts_file: Annotated[Path | None, typer.Option(help="a prompt a line")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="wrap prompts in the chat template")] = False,
     max_tokens: int = 64, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
@@ -26,7 +28,8 @@ def generate_command(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
     seed: opt.EngineSeed = 0,
     log: opt.Log = None,
-    dtype: opt.Dtype = "auto", load_format: opt.LoadFormat = "auto", attention: opt.Attention = "auto",
+    dtype: opt.Dtype = "auto", load_format: opt.LoadFormat = "auto",
+    attention: opt.Attention = "auto",
     max_model_len: opt.MaxModelLen = None,
     num_kv_blocks: opt.NumKvBlocks = None, block_size: opt.BlockSize = None,
     kv_cache_bytes: opt.KvCacheBytes = None, num_cpu_blocks: opt.NumCpuBlocks = None,
@@ -78,8 +81,8 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
             console.print(f"\n[red]{delta.error}[/red]")
     typer.echo()
     pace = (tokens - 1) / max(clock() - first, 1e-9)
-    console.print(f"[dim]{tokens} tokens, finished by {reason}; first after {first - started:.3f} s, "
-                  f"then {pace:.1f} tokens/s[/dim]")
+    console.print(f"[dim]{tokens} tokens, finished by {reason}; "
+                  f"first after {first - started:.3f} s, then {pace:.1f} tokens/s[/dim]")
 
 
 def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: SamplingParams) -> None:

@@ -9,7 +9,8 @@ import typer
 
 POOL, POLICY = "KV pool", "Scheduling"
 
-Model = Annotated[str, typer.Option("--model", "-m", help="tiny, smollm2, a directory, or a hub id")]
+Model = Annotated[str, typer.Option("--model", "-m",
+                                    help="tiny, smollm2, a directory, or a hub id")]
 Log = Annotated[Path | None, typer.Option(help="write the event log here (.gz compresses it)")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, float64")]
 LoadFormat = Annotated[str, typer.Option(help="dummy: random weights, for timing")]

@@ -10,7 +10,9 @@ from rich.console import Console
 from engine.weights.pull import pull
 
 
-def pull_command(name: Annotated[str, typer.Argument(help="which model: smollm2")] = "smollm2") -> None:
+def pull_command(
+    name: Annotated[str, typer.Argument(help="which model: smollm2")] = "smollm2",
+) -> None:
     """Download a model once and convert it; later calls find it in the cache."""
     console = Console(stderr=True)
     with console.status("…") as status:

@@ -87,7 +87,7 @@ class BlockManager:
         child.block_table = parent.block_table[:whole]
         for block in child.block_table:
             self.pool.share(block)
-        child.num_published = min(parent.num_published, whole)
+        child.num_published = whole  # what it shares is the parent's to publish
         child.num_computed = num_tokens
         if self._emit is not None:
             self._emit("share", request=child.id, blocks=child.block_table, tokens=num_tokens,

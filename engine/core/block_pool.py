@@ -175,10 +175,10 @@ class BlockPool:
             self._check_counts(list(tables))
 
     def _check_index(self, clean: set[int], evictable: set[int]) -> None:
-        indexed = {block: key for key, there in self.index.items()
-                   for block in ([there] if isinstance(there, int) else there)}
+        indexed = [(block, key) for key, there in self.index.items()
+                   for block in ([there] if isinstance(there, int) else there)]
         kept = self.keys
-        if indexed != kept:
+        if len(indexed) != len(kept) or dict(indexed) != kept:
             raise CorruptPool(f"index {indexed} and block keys {kept} disagree")
         for block in kept:
             if block in clean:

@@ -167,11 +167,16 @@ class PrefillFirst(Mixed):
 @BATCHINGS.register("static")
 class Static(Mixed):
     """One batch at a time: nobody joins until all have finished. The baseline that shows why
-    continuous batching (Orca, Yu et al. 2022) exists."""
+    continuous batching (Orca, Yu et al. 2022) exists. A batch takes several steps to form if its
+    prompts exceed the token budget of one."""
+
+    _forming = False
 
     def fill(self, scheduler: StepPhases, step: Step) -> None:
-        self._closed = bool(scheduler.running or scheduler.swapped)
+        self._closed = bool(scheduler.running or scheduler.swapped) and not self._forming
         super().fill(scheduler, step)
+        blocked = scheduler.blocked
+        self._forming = not self._closed and blocked is not None and blocked[1] == "budget"
 
     def refuses(self, scheduler: StepPhases, request: Request, hit: Sequence[int]
                 ) -> tuple[str, int, int] | None:

@@ -18,7 +18,8 @@ class VocabEmbedding(nn.Module):
     def __init__(self, vocab_size: int, hidden_size: int, shard: Shard, dtype: torch.dtype):
         super().__init__()
         share = shard.share(vocab_size, "vocab_size")
-        self.weight = nn.Parameter(torch.empty(share, hidden_size, dtype=dtype), requires_grad=False)
+        self.weight = nn.Parameter(torch.empty(share, hidden_size, dtype=dtype),
+                                   requires_grad=False)
         self.shard = shard
         self.vocab_size = vocab_size
         self.first = share * shard.rank  # the first id held here
@@ -51,8 +52,9 @@ class LMHead(Weight):
 
     def slots(self, name: str) -> Iterator[tuple[str, Slot]]:
         if not self.tied:
-            yield f"{name}.weight", Slot(self.weight.data, (self.vocab_size, self.weight.shape[1]), 0,
-                                         self.weight.shape[0] * self.shard.rank)
+            share, hidden_size = self.weight.shape
+            yield f"{name}.weight", Slot(self.weight.data, (self.vocab_size, hidden_size), 0,
+                                         share * self.shard.rank)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.shard.join(super().forward(hidden))

@@ -48,14 +48,14 @@ class ColumnLinear(Weight):
         self.shard = shard
 
     def slots(self, name: str) -> Iterator[tuple[str, Slot]]:
-        rank, size = self.shard.rank, self.shard.size
         offset, num_in = 0, self.weight.shape[1]
         for part, share in self.parts.items():
             rows = slice(offset, offset + share)
             offset += share
-            yield f"{part}.weight", Slot(self.weight.data[rows], (share * size, num_in), 0, share * rank)
+            total, start = share * self.shard.size, share * self.shard.rank
+            yield f"{part}.weight", Slot(self.weight.data[rows], (total, num_in), 0, start)
             if self.bias is not None:
-                yield f"{part}.bias", Slot(self.bias.data[rows], (share * size,), 0, share * rank)
+                yield f"{part}.bias", Slot(self.bias.data[rows], (total,), 0, start)
 
 
 class RowLinear(Weight):
@@ -101,8 +101,8 @@ def pack(weight: torch.Tensor) -> torch.Tensor | None:
         return None
     if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
         return None
-    supported = {torch.float32: lambda: True, torch.bfloat16: ops._is_mkldnn_bf16_supported,
-                 torch.float16: ops._is_mkldnn_fp16_supported}.get(weight.dtype)
-    if supported is None or not supported():
+    native = {torch.float32: True, torch.bfloat16: bool(ops._is_mkldnn_bf16_supported()),
+              torch.float16: bool(ops._is_mkldnn_fp16_supported())}
+    if not native.get(weight.dtype, False):
         return None
     return ops._reorder_linear_weight(weight.detach(), 32)

@@ -96,7 +96,8 @@ def _llama3(inv_freq: torch.Tensor, read: _Scaling) -> torch.Tensor:
     return keep * inv_freq + (1.0 - keep) * inv_freq / factor
 
 
-def _yarn(config: ModelConfig, inv_freq: torch.Tensor, read: _Scaling) -> tuple[torch.Tensor, float]:
+def _yarn(config: ModelConfig, inv_freq: torch.Tensor,
+          read: _Scaling) -> tuple[torch.Tensor, float]:
     """Fast channels kept, slow ones interpolated, a ramp between, and attention sharpened."""
     dim, theta = config.head_dim, config.rope.theta
     trained = read("original_max_position_embeddings", config.max_position_embeddings)

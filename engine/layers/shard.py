@@ -22,8 +22,8 @@ class Shard:
     def share(self, total: int, what: str) -> int:
         """How many of `total` things a rank holds. ConfigError if they cannot be split evenly."""
         if total % self.size:
-            raise ConfigError(f"{what}={total} cannot be split over tensor_parallel_size={self.size}: "
-                              f"choose a size that divides {total}")
+            raise ConfigError(f"{what}={total} cannot be split over tensor_parallel_size="
+                              f"{self.size}: choose a size that divides {total}")
         return total // self.size
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,6 +39,9 @@ class Shard:
         parts = [torch.empty_like(x) for _ in range(self.size)]
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts, dim=-1)
+
+
+ALONE = Shard()  # one process holds everything
 
 
 class Slot(NamedTuple):

@@ -61,7 +61,8 @@ def read_model_config(directory: Path) -> ModelConfig:
     """
     raw = _read_json(directory / "config.json")
     if raw is None:
-        raise ModelNotFound(f"{directory} has no config.json: it is not a Hugging Face model directory")
+        raise ModelNotFound(f"{directory} has no config.json: "
+                            f"it is not a Hugging Face model directory")
     architectures = raw.get("architectures") or []
     if not architectures:
         raise UnsupportedModel(f"{directory}/config.json names no architecture")
@@ -113,7 +114,8 @@ def _refuse(raw: dict[str, Any], name: str) -> None:
     """Refuse by name whatever would give wrong numbers without an error."""
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
-        raise UnsupportedModel(f"{name}: hidden_act={activation!r} is not computed here; known: silu")
+        raise UnsupportedModel(f"{name}: hidden_act={activation!r} is not computed here; "
+                               f"known: silu")
     if raw.get("quantization_config"):
         method = raw["quantization_config"].get("quant_method", "unnamed")
         raise UnsupportedModel(f"{name}: {method} quantization is not read here; "
@@ -127,7 +129,7 @@ def _read_rope(raw: dict[str, Any], name: str) -> RopeConfig:
     """Transformers 5 writes `rope_parameters`; older files `rope_scaling` and a top-level theta."""
     settings = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     if any(isinstance(value, dict) for value in settings.values()):
-        raise UnsupportedModel(f"{name}: rope parameters that differ by layer are not computed here")
+        raise UnsupportedModel(f"{name}: rope parameters that differ by layer are not computed")
     kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
     settings.pop("type", None)
     if kind not in ROPE_TYPES:

@@ -66,7 +66,7 @@ class LlamaLayer(nn.Module):
 
 
 class LlamaModel(nn.Module):
-    """Embedding, layers, last norm: token ids [tokens] to hidden vectors [sampling rows, hidden]."""
+    """Embedding, layers, last norm: ids [tokens] to vectors [sampling rows, hidden]."""
 
     def __init__(self, config: ModelConfig, layer_class: type[LlamaLayer], shard: Shard,
                  dtype: torch.dtype):

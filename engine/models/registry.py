@@ -26,8 +26,8 @@ def build_model(config: ModelConfig, shard: Shard, dtype: torch.dtype) -> LlamaF
     """
     known = MODELS.get(config.architecture)
     if known is None:
-        raise UnsupportedModel(f"architecture {config.architecture!r} of {config.name} is not known; "
-                               f"known: {', '.join(sorted(MODELS))}")
+        raise UnsupportedModel(f"architecture {config.architecture!r} of {config.name} is not "
+                               f"known; known: {', '.join(sorted(MODELS))}")
     for what in ("num_attention_heads", "num_key_value_heads"):
         shard.share(getattr(config, what), what)
     return known(config, shard, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -42,7 +43,7 @@ class Engine:
 
     # ------------------------------------------------------------------ requests
     def submit(self, request: Request, owner: str = "", index: int = 0) -> Session:
-        """Queue a request and open its session. RequestError, with nothing changed, if it is bad."""
+        """Queue a request and open its session. RequestError, with nothing changed, if bad."""
         try:
             self._check(request)
         except RequestError as error:
@@ -73,15 +74,16 @@ class Engine:
     def _check(self, request: Request) -> None:
         """What the core cannot know: the vocabulary and the tokenizer."""
         vocab, params = self.runner.config.vocab_size, request.params
-        for what, ids in (("token id", request.tokens or ()), ("stop token id", params.stop_token_ids),
+        for what, ids in (("token id", request.tokens or ()),
+                          ("stop token id", params.stop_token_ids),
                           ("logit_bias id", [token for token, _ in params.logit_bias])):
             wrong = next((token for token in ids if not 0 <= token < vocab), None)
             if wrong is not None:
-                raise RequestError(f"request {request.id}: {what} {wrong} is outside the vocabulary "
-                                   f"of {vocab} tokens")
+                raise RequestError(f"request {request.id}: {what} {wrong} is outside the "
+                                   f"vocabulary of {vocab} tokens")
         if params.stop and self.tokenizer is None:
-            raise RequestError(f"request {request.id}: stop strings need a tokenizer, and the model "
-                               f"directory has none: use stop_token_ids")
+            raise RequestError(f"request {request.id}: stop strings need a tokenizer, and the "
+                               f"model directory has none: use stop_token_ids")
 
     # ------------------------------------------------------------------ steps
     def step(self) -> bool:
@@ -128,9 +130,6 @@ class Engine:
         if session is None:
             return
         text, reason = session.finish(self.clock()), request.finish_reason
-        if session.inbox:
-            last = session.inbox.pop()
-            session.inbox.append(Delta(last.request_id, last.index, last.text + text,
-                                       last.token_ids, reason, request.error))
-        else:
-            session.inbox.append(Delta(session.owner, session.index, text, (), reason, request.error))
+        last = session.inbox.pop() if session.inbox else Delta(session.owner, session.index, "", ())
+        session.inbox.append(replace(last, text=last.text + text, finish_reason=reason,
+                                     error=request.error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,8 @@ def build_inputs(batch: Batch, order: np.ndarray, block_size: int) -> StepInputs
     rows = np.repeat(np.arange(len(order)), counts)  # [tokens]: the row of each token
     positions = np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1] - starts, counts)
     tables = pad_tables([request.block_table for request in requests])
-    slots = tables[rows, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    pages, offsets = np.divmod(positions, block_size)
+    slots = tables[rows, pages].astype(np.int64) * block_size + offsets
     samples = np.array([row not in batch.partial for row in order], dtype=bool)
     return StepInputs(
         input_ids=_token_ids(requests, starts.tolist(), ends.tolist(), int(cu_seqlens[-1])),
@@ -48,13 +50,14 @@ def pad_tables(tables: list[list[int]]) -> np.ndarray:
     lengths = np.fromiter(map(len, tables), dtype=np.int64, count=len(tables))
     padded = np.zeros((len(tables), max(int(lengths.max()), 1)), dtype=np.int32)
     filled = np.arange(padded.shape[1]) < lengths[:, None]
-    padded[filled] = np.fromiter(chain.from_iterable(tables), dtype=np.int32, count=int(lengths.sum()))
+    padded[filled] = np.fromiter(chain.from_iterable(tables), np.int32, int(lengths.sum()))
     return padded
 
 
-def _token_ids(requests: list, starts: list[int], ends: list[int], total: int) -> np.ndarray:
+def _token_ids(requests: list[Any], starts: list[int], ends: list[int], total: int) -> np.ndarray:
     if total == len(requests):
         ids = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
         return np.array(ids, dtype=np.int64)
-    pieces = (request.tokens[start:end] for request, start, end in zip(requests, starts, ends, strict=True))
+    pieces = (request.tokens[start:end]
+              for request, start, end in zip(requests, starts, ends, strict=True))
     return np.fromiter(chain.from_iterable(pieces), dtype=np.int64, count=total)

@@ -20,7 +20,8 @@ class KVCache:
                  head_dim: int, dtype: torch.dtype, device: torch.device, num_cpu_blocks: int = 0):
         self.num_blocks = num_blocks
         page = (block_size, num_kv_heads, head_dim)
-        self.device_blocks = torch.zeros(2, num_layers, num_blocks + 1, *page, dtype=dtype, device=device)
+        self.device_blocks = torch.zeros(2, num_layers, num_blocks + 1, *page, dtype=dtype,
+                                         device=device)
         self.cpu_blocks = torch.zeros(2, num_layers, num_cpu_blocks, *page, dtype=dtype)
         self.layers = [(self.device_blocks[0, layer], self.device_blocks[1, layer])
                        for layer in range(num_layers)]

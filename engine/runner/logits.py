@@ -22,56 +22,70 @@ class SampleRow(NamedTuple):
     position: int  # tokens [0, position) are known
 
 
-class _Edits:
-    """Entries of the logits to change, gathered over rows."""
+class Entries:
+    """Some entries of the logits, gathered over rows: (row, token id, value)."""
 
     def __init__(self) -> None:
-        self.rows: list[np.ndarray] = []
-        self.ids: list[np.ndarray] = []
-        self.values: list[np.ndarray] = []
+        self._rows: list[np.ndarray] = []
+        self._ids: list[np.ndarray] = []
+        self._values: list[np.ndarray] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
 
     def add(self, row: int, ids: np.ndarray, values: np.ndarray | float) -> None:
-        self.rows.append(np.full(len(ids), row))
-        self.ids.append(ids)
-        self.values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), len(ids)))
+        """Entries `ids` of `row`; one value for all, or one each."""
+        self._rows.append(np.full(len(ids), row))
+        self._ids.append(ids)
+        self._values.append(np.broadcast_to(np.asarray(values, dtype=np.float64), len(ids)))
 
-    def tensors(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows, ids, values = (np.concatenate(part) for part in (self.rows, self.ids, self.values))
-        device = like.device
-        return (torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device),
-                torch.from_numpy(values).to(device, like.dtype))
+    def tensors(self, like: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """((rows, ids), values), ready to index `like`."""
+        rows, ids, values = (torch.from_numpy(np.concatenate(part)).to(like.device)
+                             for part in (self._rows, self._ids, self._values))
+        return (rows, ids), values.to(like.dtype)
+
+
+class Edits:
+    """What all rows of a step ask for, one Entries a kind."""
+
+    def __init__(self, rows: Sequence[SampleRow]):
+        self.bias, self.repeat, self.subtract, self.forbid = (Entries() for _ in range(4))
+        for index, (request, position) in enumerate(rows):
+            if _has_edits(request.params, request, position):
+                self._add(index, request, position)
+
+    def _add(self, index: int, request: Request, position: int) -> None:
+        params = request.params
+        if params.logit_bias:
+            pairs = np.array(params.logit_bias, dtype=np.float64)
+            self.bias.add(index, pairs[:, 0].astype(np.int64), pairs[:, 1])
+        if params.repetition_penalty != 1.0:
+            self.repeat.add(index, _known(request, 0, position)[0], params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = _known(request, request.num_prompt, position)
+            self.subtract.add(index, ids,
+                              params.presence_penalty + params.frequency_penalty * counts)
+        if position - request.num_prompt < params.min_tokens and request.stop_ids:
+            self.forbid.add(index, np.array(sorted(request.stop_ids)), float("-inf"))
 
 
 def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """Change `logits` [rows, vocabulary] in place, as the rows' parameters ask."""
-    bias, repeat, subtract, forbid = _Edits(), _Edits(), _Edits(), _Edits()
-    for index, (request, position) in enumerate(rows):
-        params = request.params
-        if not _has_edits(params, request, position):
-            continue
-        if params.logit_bias:
-            ids, values = zip(*params.logit_bias, strict=True)
-            bias.add(index, np.array(ids), np.array(values))
-        if params.repetition_penalty != 1.0:
-            repeat.add(index, _known(request, 0, position)[0], params.repetition_penalty)
-        if params.presence_penalty or params.frequency_penalty:
-            ids, counts = _known(request, request.num_prompt, position)
-            subtract.add(index, ids, params.presence_penalty + params.frequency_penalty * counts)
-        if position - request.num_prompt < params.min_tokens and request.stop_ids:
-            forbid.add(index, np.array(sorted(request.stop_ids)), float("-inf"))
-    if bias.rows:
-        at_rows, at_ids, values = bias.tensors(logits)
-        logits.index_put_((at_rows, at_ids), values, accumulate=True)
-    if repeat.rows:
-        at_rows, at_ids, values = repeat.tensors(logits)
-        now = logits[at_rows, at_ids]
-        logits[at_rows, at_ids] = torch.where(now > 0, now / values, now * values)
-    if subtract.rows:
-        at_rows, at_ids, values = subtract.tensors(logits)
-        logits[at_rows, at_ids] -= values
-    if forbid.rows:
-        at_rows, at_ids, values = forbid.tensors(logits)
-        logits[at_rows, at_ids] = values
+    edits = Edits(rows)
+    if edits.bias:
+        where, values = edits.bias.tensors(logits)
+        logits.index_put_(where, values, accumulate=True)
+    if edits.repeat:
+        where, values = edits.repeat.tensors(logits)
+        now = logits[where]
+        logits[where] = torch.where(now > 0, now / values, now * values)
+    if edits.subtract:
+        where, values = edits.subtract.tensors(logits)
+        logits[where] -= values
+    if edits.forbid:
+        where, values = edits.forbid.tensors(logits)
+        logits[where] = values
 
 
 def _has_edits(params: SamplingParams, request: Request, position: int) -> bool:

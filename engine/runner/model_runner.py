@@ -12,7 +12,7 @@ from engine.attention import AttentionShape, StepInputs, make_backend
 from engine.core.batch import Batch, RowFailed
 from engine.core.errors import ConfigError
 from engine.layers.rope import RopeTable
-from engine.layers.shard import Shard
+from engine.layers.shard import ALONE, Shard
 from engine.models.config import ModelConfig
 from engine.models.registry import build_model
 from engine.models.step import ModelStep
@@ -42,7 +42,7 @@ class ModelRunner:
     def __init__(self, model: torch.nn.Module, config: ModelConfig, *, num_blocks: int,
                  block_size: int, max_model_len: int, dtype: torch.dtype,
                  num_cpu_blocks: int = 0, attention: str = "auto", seed: int = 0,
-                 shard: Shard = Shard(), device: torch.device | str = "cpu"):
+                 shard: Shard = ALONE, device: torch.device | str = "cpu"):
         self.model, self.config = model, config
         self.block_size, self.seed = block_size, seed
         self.device = torch.device(device)
@@ -91,7 +91,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [sampling rows, vocabulary] in the model's dtype; K/V of all tokens are written."""
+        """Logits [sampling rows, vocabulary] in the model's dtype; all tokens' K/V are written."""
         plan = self.attention.plan(inputs, self.cache.num_blocks)
         layers, attend = self.cache.layers, self.attention.attend
         cos, sin = self.rope.at(self._move(inputs.positions))
@@ -104,7 +104,7 @@ class ModelRunner:
 
 
 def load_model(config: ModelConfig, directory: Path, dtype: torch.dtype, *,
-               shard: Shard = Shard(), load_format: str = "auto") -> torch.nn.Module:
+               shard: Shard = ALONE, load_format: str = "auto") -> torch.nn.Module:
     """The model with its weights, ready to run. `load_format` "dummy" takes random weights.
 
     UnsupportedModel or WeightsError, naming what is wrong with the directory.
@@ -119,10 +119,15 @@ def load_model(config: ModelConfig, directory: Path, dtype: torch.dtype, *,
     return model
 
 
-def parse_dtype(name: str, checkpoint: str) -> torch.dtype:
-    """A dtype by name; "auto" is the checkpoint's own. ConfigError lists the known names."""
+def parse_dtype(name: str, checkpoint: str, device: str = "cpu") -> torch.dtype:
+    """A dtype by name. "auto" is the checkpoint's own, but float32 for a half-precision one on a
+    CPU: many CPUs emulate bfloat16 at a tenth of the speed, and greedy output is then the same on
+    all. ConfigError lists the known names.
+    """
     wanted = checkpoint if name == "auto" else name
     wanted = DTYPE_ALIASES.get(wanted, wanted)
     if wanted not in DTYPES:
         raise ConfigError(f"dtype={wanted!r} is not known; known: auto, {', '.join(DTYPES)}")
+    if name == "auto" and device == "cpu" and DTYPES[wanted].itemsize < 4:
+        return torch.float32
     return DTYPES[wanted]

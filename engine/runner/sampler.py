@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from engine.core.batch import RowFailed
+from engine.core.request import SamplingParams
 from engine.runner.counter_rng import derive_seed, uniforms
 from engine.runner.logits import SampleRow, adjust_logits
 
@@ -64,8 +65,8 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], engine_seed: int) ->
             tokens[index] = token
     logprobs = [_logprobs(raw[index], tokens[index], rows[index]) if index in raw and good[index]
                 else None for index in range(len(rows))]
-    return Samples([token if fine else _failed(logits[index])
-                    for index, (token, fine) in enumerate(zip(tokens, good, strict=True))], logprobs)
+    return Samples([tokens[index] if good[index] else _failed(logits[index])
+                    for index in range(len(rows))], logprobs)
 
 
 def request_seed(row: SampleRow, engine_seed: int) -> int:
@@ -106,8 +107,9 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow],
     return tokens.tolist()
 
 
-def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence, where: list[int]) -> torch.Tensor:
-    """[rows, vocabulary rounded up to whole chunks]: a row's best token has weight 1, the padding 0."""
+def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams],
+             where: list[int]) -> torch.Tensor:
+    """[rows, vocabulary rounded up to whole chunks]: the best token weighs 1, the padding 0."""
     vocab, whole = logits.shape[1], len(where) == logits.shape[0]
     at = torch.tensor(where, device=logits.device)
     temperature = torch.tensor([p.temperature for p in params], dtype=logits.dtype,

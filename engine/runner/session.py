@@ -1,4 +1,4 @@
-"""One sample of one prompt from the engine's side: its request, text, moments and log-probabilities."""
+"""One sample of one prompt from the engine's side: its request, text, moments, logprobs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Session:
     def __post_init__(self) -> None:
         params, tokens = self.request.params, self.request.tokens
         if self.tokenizer is not None and tokens is not None:
-            self.text = TextStream(Detokenizer(self.tokenizer.decode, tokens), StopFinder(params.stop),
-                                   params.include_stop_str_in_output, params.min_tokens)
+            self.text = TextStream(
+                Detokenizer(self.tokenizer.decode, tokens), StopFinder(params.stop),
+                params.include_stop_str_in_output, params.min_tokens)
 
     def push(self, token: int, number: int, now: float, logprobs: TokenLogprobs | None) -> str:
         """Take output token `number` (1 is the first); the text to show for it."""

@@ -35,15 +35,15 @@ def plan_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> t
         budget = config.kv_cache_bytes or min(DEFAULT_CPU_BUDGET, _free_memory() // 4)
         if budget < size:
             raise ConfigError(f"one KV block of {config.kvcache_block_size} tokens of {model.name} "
-                              f"takes {size} bytes, the budget is {budget}: raise kv_cache_bytes or "
-                              f"lower kvcache_block_size")
+                              f"takes {size} bytes, the budget is {budget}: raise kv_cache_bytes "
+                              f"or lower kvcache_block_size")
         usable = config.max_num_seqs * -(-longest // config.kvcache_block_size)
         num_blocks = min(budget // size, usable)
     held = num_blocks * config.kvcache_block_size
     if held < longest:
-        warnings.warn(f"max_model_len lowered from {longest} to {held}: the pool holds {num_blocks} "
-                      f"blocks of {config.kvcache_block_size} tokens ({num_blocks * size / MIB:.0f} "
-                      f"MiB)", TandemWarning, stacklevel=3)
+        warnings.warn(f"max_model_len lowered from {longest} to {held}: the pool holds "
+                      f"{num_blocks} blocks of {config.kvcache_block_size} tokens "
+                      f"({num_blocks * size / MIB:.0f} MiB)", TandemWarning, stacklevel=3)
         longest = held
     return num_blocks, longest
 
@@ -63,8 +63,8 @@ def _longest(config: EngineConfig, model: ModelConfig) -> int:
         return able
     if config.max_model_len > able:
         why = "is trained for" if able == trained else "attends fully only within"
-        raise ConfigError(f"max_model_len={config.max_model_len} is more than the {able} tokens that "
-                          f"{model.name} {why}: lower it to {able}")
+        raise ConfigError(f"max_model_len={config.max_model_len} is more than the {able} tokens "
+                          f"that {model.name} {why}: lower it to {able}")
     return config.max_model_len
 
 

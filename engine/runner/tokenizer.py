@@ -32,17 +32,18 @@ class TextTokenizer:
         """Token ids, with the special tokens that the tokenizer puts around a prompt."""
         return list(self.hf(text)["input_ids"])
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], template: str | None = None) -> list[int]:
+    def encode_chat(self, messages: Sequence[dict[str, Any]],
+                    template: str | None = None) -> list[int]:
         """Token ids of a conversation, up to where the assistant answers.
 
         RequestError if the model has no chat template or the template refuses the messages.
         """
         if not (template or self.hf.chat_template):
-            raise RequestError(f"{self.name} has no chat template: give chat_template=…, or a plain "
-                               f"prompt to generate()")
+            raise RequestError(f"{self.name} has no chat template: give chat_template=…, or a "
+                               f"plain prompt to generate()")
         try:
-            text = self.hf.apply_chat_template(list(messages), tokenize=False, chat_template=template,
-                                               add_generation_prompt=True)
+            text = self.hf.apply_chat_template(
+                list(messages), tokenize=False, chat_template=template, add_generation_prompt=True)
         except Exception as error:  # templates raise what they like
             raise RequestError(f"the chat template of {self.name} refuses these messages: {error}"
                                ) from None

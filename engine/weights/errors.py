@@ -10,7 +10,7 @@ class ModelNotFound(ConfigError):
 
 
 class UnsupportedModel(ConfigError):
-    """A model that asks for something this engine does not compute; refused by that thing's name."""
+    """A model that asks for something not computed here; refused by that thing's name."""
 
 
 class WeightsError(TandemError):

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -170,7 +171,8 @@ def learning_rate(step: int, steps: int) -> float:
 def train(tokenizer: Tokenizer, steps: int, seed: int) -> tuple[Qwen3ForCausalLM, float]:
     """A float32 model trained for `steps` steps, and its mean loss (nats a token) at the end."""
     torch.manual_seed(seed)
-    model = Qwen3ForCausalLM(Qwen3Config(**{**CONFIG, "dtype": "float32"})).train()
+    settings: dict[str, Any] = {**CONFIG, "dtype": "float32"}
+    model = Qwen3ForCausalLM(Qwen3Config(**settings)).train()
     matrices = [p for p in model.parameters() if p.ndim == 2]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     optimizer = torch.optim.AdamW(

@@ -17,6 +17,7 @@ from exercises.grader.stages import StageRun
 
 CHUNK = 1000  # calls a request
 CHUNK_WALL_S = 10.0
+BASE_REPEATS = 12  # of the small workload: its least cost is what counts
 
 
 class CallFailed(Exception):
@@ -63,7 +64,7 @@ def _units_per_call(stage: StageRun, build: Call, calls: list[Call], limit: floa
 def _cpu_grows(stage: StageRun, build: Callable[[int], Call],
                workload: Callable[[int], list[Call]]) -> bool:
     small, large = stage.setting("cpu_blocks")
-    base = _cpu_per_call(stage, build(small), workload(small), repeats=4)
+    base = _cpu_per_call(stage, build(small), workload(small), repeats=BASE_REPEATS)
     bound = stage.setting("cpu_ratio") * base
     # Twice before a verdict: a busy machine can slow one run, not both by so much.
     return all(_cpu_per_call(stage, build(large), workload(large), bound) > bound for _ in range(2))

@@ -83,8 +83,8 @@ def load_failure(exercise: Exercise, error: Any) -> WorkerFailure:
         kind, message = error["kind"], printable(error["message"], 200)
         if kind == "import":
             allowed = ", ".join(exercise.allowed_imports)
-            return LoadFailed(f"line {printable(error['line'], 8)} imports {message}, which this exercise does "
-                              f"not allow; allowed are: {allowed}")
+            return LoadFailed(f"line {printable(error['line'], 8)} imports {message}, which this "
+                              f"exercise does not allow; allowed are: {allowed}")
         if kind == "missing":
             return LoadFailed(f"the file defines no {message}")
         raised = read_raised(error)

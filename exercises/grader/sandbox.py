@@ -6,7 +6,7 @@ the ones that hold are reported by name, because a grade must say how it was iso
     pidns+netns  own process and network namespaces (as root, or through a user namespace)
     uid          another user: `nobody` (as root only)
     landlock     no file can be opened but the standard library's, to read; no TCP, no signals out
-    seccomp      no socket, no new program, no change of a file's mode or owner, no tracing, no mount
+    seccomp      no socket, no new program, no change of a file's mode or owner, no tracing
     rlimits      CPU, memory, file size, open files, processes
 """
 

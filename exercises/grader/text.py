@@ -11,7 +11,7 @@ from rich.markup import escape
 from exercises.grader.report import Report, StageResult, TestResult
 
 SIGNS = {"pass": "[green]✓[/]", "skipped": "[dim]–[/]"}
-MAX_SHOWN = 3  # failing tests shown in full, over all stages
+MAX_SHOWN = 3  # failing tests shown in full, each with another message
 
 
 def show(console: Console, report: Report, *, points: bool) -> None:
@@ -20,10 +20,11 @@ def show(console: Console, report: Report, *, points: bool) -> None:
         _show_stage(console, stage, points)
     wrong = [test for stage in report.stages for test in stage.tests
              if test.status not in ("pass", "skipped")]
-    for test in wrong[:MAX_SHOWN]:
+    told = list({test.message: test for test in reversed(wrong)}.values())[::-1][:MAX_SHOWN]
+    for test in told:
         _show_test(console, test)
-    if len(wrong) > MAX_SHOWN:
-        console.print(f"[dim]… and {len(wrong) - MAX_SHOWN} more[/]")
+    if len(wrong) > len(told):
+        console.print(f"[dim]… and {len(wrong) - len(told)} more[/]")
     if report.user_output:
         _show_output(console, report.user_output)
     for notice in report.notices:

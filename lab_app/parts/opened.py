@@ -13,7 +13,7 @@ from lab_app.store import Entry
 from lab_app.viewmodel.run import Run, open_run
 
 
-@st.cache_resource(max_entries=4, show_spinner="Reading the log …")
+@st.cache_resource(max_entries=3, show_spinner="Reading the log …")
 def _open(path: str, changed: int, size: int) -> Run:
     """`changed` (ns) and `size` are part of the key: a rewritten file is read again."""
     collecting = gc.isenabled()

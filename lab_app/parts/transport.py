@@ -39,8 +39,10 @@ def transport(run: Run) -> None:
     """All of it. Callbacks move the place before anything is drawn."""
     step, last = here().step, run.num_steps - 1
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        _move(":material/first_page:", "first", run, 0, step == 0, "Home", "First step")
-        _move(":material/chevron_left:", "back", run, step - 1, step == 0, "Left", "One step back")
+        _move(":material/first_page:", "first", run, 0, disabled=step == 0, shortcut="Home",
+              explained="First step")
+        _move(":material/chevron_left:", "back", run, step - 1, disabled=step == 0,
+              shortcut="Left", explained="One step back")
         playing = bool(st.session_state.get("playing"))
         if st.button(":material/pause:" if playing else ":material/play_arrow:", key="play",
                      shortcut="Space", type="primary", help="Play or pause",
@@ -48,15 +50,11 @@ def transport(run: Run) -> None:
             st.session_state["playing"] = not playing
             st.session_state["played_at"] = time.monotonic()
             st.rerun()
-        _move(":material/chevron_right:", "forward", run, step + 1, step == last, "Right",
-              "One step on")
-        _move(":material/last_page:", "last", run, last, step == last, "End", "Last step")
-        st.caption("next", width="content")
-        for kind, (name, shortcut) in JUMPS.items():
-            target = run.timeline.next_step(kind, step)
-            total = len(run.timeline.marks[kind])
-            _move(name, f"next_{kind}", run, target if target is not None else step,
-                  target is None, shortcut, f"Next step with a {name}; {total:,} in this log")
+        _move(":material/chevron_right:", "forward", run, step + 1, disabled=step == last,
+              shortcut="Right", explained="One step on")
+        _move(":material/last_page:", "last", run, last, disabled=step == last, shortcut="End",
+              explained="Last step")
+        _jumps(run)
         st.selectbox("Speed", list(SPEEDS), key="speed", label_visibility="collapsed", width=125)
         _phase(run)
     if last:
@@ -65,7 +63,17 @@ def transport(run: Run) -> None:
                   on_change=lambda: go(run, step=st.session_state["slider"]))
 
 
-def _move(label: str, key: str, run: Run, target: int, disabled: bool, shortcut: str,
+def _jumps(run: Run) -> None:
+    st.caption("next", width="content")
+    for kind, (name, shortcut) in JUMPS.items():
+        target = run.timeline.next_step(kind, here().step)
+        total = len(run.timeline.marks[kind])
+        _move(name, f"next_{kind}", run, here().step if target is None else target,
+              disabled=target is None, shortcut=shortcut,
+              explained=f"Next step with a {name}; {total:,} in this log")
+
+
+def _move(label: str, key: str, run: Run, target: int, *, disabled: bool, shortcut: str,
           explained: str) -> None:
     st.button(label, key=key, on_click=lambda: go(run, step=target), disabled=disabled,
               shortcut=shortcut, help=explained)

@@ -59,7 +59,8 @@ def lens(moment: Moment, phase: str, name: str, block_size: int, palette: Palett
     for logical in range(max(count - MAX_BLOCKS, 0), 0 if finished else count):
         block = request.block_table[logical] if logical < len(request.block_table) else None
         owners = tuple(state.owners.get(block, ())) if block is not None else ()
-        slots = [_slot(request, position, block, block_size, (start, end), tokens)
+        slots = [_slot(request, position, block, block_size, now=(start, end),
+                       tokens=tokens)
                  for position in range(logical * block_size, (logical + 1) * block_size)]
         rows.append(LensRow(logical, block, len(owners),
                             tuple(owner for owner in owners if owner != name),
@@ -77,7 +78,7 @@ def written_range(moment: Moment, name: str) -> tuple[int, int]:
     return batch["starts"][row], batch["starts"][row] + batch["counts"][row]
 
 
-def _slot(request: RequestState, position: int, block: int | None, block_size: int,
+def _slot(request: RequestState, position: int, block: int | None, block_size: int, *,
           now: tuple[int, int], tokens: dict[int, int]) -> Slot:
     if position >= request.num_tokens:
         state = "empty"

@@ -33,7 +33,8 @@ def picture(run: Run, place: Address, wall_page: int | None = None) -> Picture:
             moment, place.phase, place.request, run.block_size, run.palette)
         return Picture(
             step_card(moment, run.config, run.palette),
-            wall(moment, place.phase, run.num_blocks, run.block_size, run.palette, wall_page),
+            wall(moment, place.phase, run.num_blocks, run.block_size, run.palette,
+                 page=wall_page),
             selected, lanes(run.replayer, place.step, run.palette, place.request),
             values_at(run.timeline, place.step, run.num_blocks),
             latency_texts(run.timeline, place.step))

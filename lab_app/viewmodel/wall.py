@@ -50,7 +50,7 @@ class Wall:
 
 
 def wall(moment: Moment, phase: str, num_blocks: int, block_size: int, palette: Palette,
-         page: int | None = None) -> Wall:
+         *, page: int | None = None) -> Wall:
     """The wall in a phase of the step; without `page`, the page of the first block written."""
     state = moment.state(phase)
     written = set() if phase == "before" else written_blocks(moment, block_size)
@@ -66,7 +66,7 @@ def wall(moment: Moment, phase: str, num_blocks: int, block_size: int, palette: 
     used, unused = _used_slots(state, block_size)
     first = page * PAGE
     cells = [_cell(block, state, used.get(block, 0), block_size, palette,
-                   (block in written, block in fresh, block in evicted))
+                   marks=(block in written, block in fresh, block in evicted))
              for block in range(first, min(first + PAGE, num_blocks))]
     return Wall(cells, first, num_blocks, block_size, _counts(state, num_blocks), unused, page,
                 num_pages)
@@ -99,7 +99,7 @@ def _used_slots(state: State, block_size: int) -> tuple[dict[int, int], int]:
     return used, len(used) * block_size - sum(used.values())
 
 
-def _cell(block: int, state: State, used: int, block_size: int, palette: Palette,
+def _cell(block: int, state: State, used: int, block_size: int, palette: Palette, *,
           marks: tuple[bool, bool, bool]) -> Cell:
     owners = tuple(state.owners.get(block, ()))
     key = state.cached.get(block)

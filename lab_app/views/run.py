@@ -31,7 +31,9 @@ def page() -> None:
                        "attention. The pool is small on purpose, so requests get preempted; the "
                        "answers stay the same.")
         if "run_result" in st.session_state:
-            _show(board, below, *st.session_state["run_result"])
+            _draw(board, st.session_state["run_result"][1])
+            with below.container():
+                _footer(*st.session_state["run_result"])
 
 
 def _run(form: RunForm, board) -> None:
@@ -53,19 +55,12 @@ def _run(form: RunForm, board) -> None:
             begun = time.perf_counter()
             scripts, notes = run_prompts(form, prompts, entry, show)
             seconds = time.perf_counter() - begun
-    except (TandemError, OSError) as error:
+    except (TandemError, OSError, ImportError) as error:
         if entry is not None:
             entry.path.unlink(missing_ok=True)
         board.error(str(error).rstrip(".") + ".")
         return
     st.session_state["run_result"] = (entry, scripts, notes, seconds)
-
-
-def _show(board, below, entry: Entry, scripts: list[Transcript], notes: list[str],
-          seconds: float) -> None:
-    _draw(board, scripts)
-    with below.container():
-        _footer(entry, scripts, notes, seconds)
 
 
 def _footer(entry: Entry, scripts: list[Transcript], notes: list[str], seconds: float) -> None:

@@ -47,5 +47,6 @@ Caching = Annotated[bool, _option("--prefix-caching/--no-prefix-caching", "share
 Utilization = Annotated[float | None, _option("--gpu-memory-utilization", "share of memory to use")]
 
 Goodput = Annotated[str | None, _option("--goodput", "bounds in ms: ttft:500,tpot:50,e2el:10000")]
+ClientMs = Annotated[float, _option("--client-ms", "added to TTFT and E2EL: HTTP, tokenizing")]
 Log = Annotated[Path | None, _option("--log", "write the event log here")]
 Json = Annotated[Path | None, _option("--json", "write the figures here, with vLLM's keys")]

@@ -27,7 +27,8 @@ def run(
     num_cpu_blocks: opt.CpuBlocks = None, max_num_seqs: opt.MaxSeqs = None,
     max_num_batched_tokens: opt.MaxTokens = None, max_model_len: opt.MaxLen = None,
     prefix_caching: opt.Caching = True, utilization: opt.Utilization = None,
-    goodput: opt.Goodput = None, seed: opt.Seed = 0, log: opt.Log = None, json_out: opt.Json = None,
+    goodput: opt.Goodput = None, client_ms: opt.ClientMs = 0.0,
+    seed: opt.Seed = 0, log: opt.Log = None, json_out: opt.Json = None,
 ) -> None:
     """Simulate a workload and print TTFT, TPOT, ITL, E2EL and throughput."""
     work = make_workload(trace=trace, rate=rate, users=users, think=think, burstiness=burstiness,
@@ -43,7 +44,8 @@ def run(
     with progress("simulating") as update:
         result = simulate(work, spec, hardware, settings, tp=tp, cost=price, replicas=replicas,
                           router=router, seed=seed, graphs=not eager, log=log,
-                          slo=slo_bounds(goodput), on_progress=update)
+                          slo=slo_bounds(goodput), client_seconds=client_ms / 1e3,
+                          on_progress=update)
     show(result, f"{work.name} on {spec.name}, {cost or hardware}")
     if json_out:
         json_out.write_text(json.dumps(result.metrics.as_json(), indent=1) + "\n", "utf-8")

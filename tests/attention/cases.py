@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from tests.attention.oracle import Case, Row, build, differences
 
@@ -54,7 +55,6 @@ CASES = [
     Case("scores of 10,000 in fp-friendly dims", (Row(1, 33), Row(5)), logits=1e4, head_dim=64,
          kv_heads=1),
 ]
-BY_NAME = {case.name: case for case in CASES}
 
 
 def for_pages_of(cases: list[Case], block_size: int) -> list[Case]:
@@ -81,4 +81,71 @@ def run_case(backend_for, case: Case, dtype: torch.dtype, device: torch.device |
             out = backend.attend(plan, step.q, step.k, step.v, k_cache, v_cache)
         found = differences(step, out, k_cache, v_cache)
         problems += [f"layer {layer}: {problem}" for problem in found]
+    return problems
+
+
+def run_far_block(backend_for, dtype: torch.dtype, device: torch.device | str) -> list[str]:
+    """A decode whose block starts past element 2**31 of its cache: offsets must be 64-bit. The
+    memory is reserved, not touched (8.6 GB for a 16-bit dtype); what is wrong, if anything."""
+    case = Case("block past 2**31 elements", (Row(1, 20),), kv_heads=8, group=2, head_dim=128,
+                block_size=16)
+    step = build(case, dtype, device)
+    page = case.block_size * case.kv_heads * case.head_dim
+    shift = 2**31 // page  # blocks in front, so that the step's own lie past the limit
+    caches = []
+    for small in (step.k_cache, step.v_cache):
+        large = torch.empty(shift + len(small), *small.shape[1:], dtype=dtype, device=device)
+        large[shift:] = small
+        caches.append(large)
+    inputs = replace(step.inputs, block_tables=step.inputs.block_tables + np.int32(shift),
+                     slot_mapping=step.inputs.slot_mapping + shift * case.block_size)
+    backend = backend_for(case.shape(dtype, device))
+    with torch.inference_mode():
+        plan = backend.plan(inputs, step.num_blocks + shift)
+        out = backend.attend(plan, step.q, step.k, step.v, *caches)
+    return differences(step, out, caches[0][shift:], caches[1][shift:])
+
+
+def run_decode_plan(backend, device: torch.device | str, capture, steps: int = 3) -> list[str]:
+    """A CUDA graph's life: one decode_plan over fixed buffers, `capture(attend)` once, then steps
+    of fewer and fewer rows, padded with rows of slot -1 and length 1. capture(call) -> (replay,
+    out), where replay() computes call() anew into out. What is wrong, if anything."""
+    shape, rows, width, problems = backend.shape, 4, 5, []
+    dtype, heads = shape.dtype, (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    cases = [Case(f"replay {at}", tuple(Row(1, 3 + 7 * at + 5 * row) for row in range(rows - at)),
+                  shape.num_kv_heads, shape.num_heads // shape.num_kv_heads, shape.head_dim,
+                  shape.block_size, seed=at) for at in range(steps)]
+    made = [build(case, dtype, device) for case in cases]
+    blocks = max(step.num_blocks for step in made)
+    slots = torch.full((rows,), -1, dtype=torch.int64, device=device)
+    lengths = torch.ones(rows, dtype=torch.int32, device=device)
+    tables = torch.full((rows, width), blocks, dtype=torch.int32, device=device)
+    q, k, v = (torch.zeros(rows, count, shape.head_dim, dtype=dtype, device=device) for count in heads)
+    caches = [torch.zeros(blocks + 1, *made[0].k_cache.shape[1:], dtype=dtype, device=device)
+              for _ in range(2)]
+    plan = backend.decode_plan(slots, lengths, tables)
+    replay, out = capture(lambda: backend.attend(plan, q, k, v, *caches))
+    for step in made:
+        real = len(step.q)
+        slots.fill_(-1)
+        lengths.fill_(1)
+        tables.fill_(blocks)
+        slots[:real] = torch.from_numpy(step.inputs.slot_mapping).to(device)
+        lengths[:real] = torch.from_numpy(step.inputs.seqlens_k).to(device)
+        tables[:real, :step.inputs.block_tables.shape[1]] = torch.from_numpy(
+            step.inputs.block_tables).to(device)
+        for buffer, now in zip((q, k, v), (step.q, step.k, step.v)):
+            buffer[:real] = now
+        for cache, now in zip(caches, (step.k_cache, step.v_cache)):
+            cache.zero_()
+            cache[:step.num_blocks] = now[:step.num_blocks]
+        replay()
+        after = [cache[:step.num_blocks + 1].clone() for cache in caches]
+        for cache in after:
+            cache[step.num_blocks] = 0
+        problems += [f"{real} rows: {problem}" for problem in differences(step, out[:real], *after)]
+        if bool(caches[0][blocks].any()) or bool(caches[1][blocks].any()):
+            problems.append(f"{real} rows: the padding block is written")
+        if bool(out[real:].any()):
+            problems.append(f"{real} rows: a padding row's output is not 0")
     return problems

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.attention.backends import Subject, interpreted, interpreted_ones, on_cpu
-from tests.attention.cases import BY_NAME, run_case
-from tests.attention.naive import FAULTS, Naive
+from tests.attention.cases import run_case
 from tests.attention.oracle import Case, Row
 
 SUBJECTS = interpreted_ones() if interpreted() else on_cpu()
@@ -72,18 +71,3 @@ def test_any_step_equals_the_oracle(subject: Subject):
         assert run_case(subject.make, case, subject.dtypes[0], subject.device) == []
 
     check()
-
-
-@pytest.mark.skipif(interpreted(), reason="does not depend on Triton")
-def test_plain_loops_over_block_tables_pass_the_suite():
-    for case in BY_NAME.values():
-        assert run_case(Naive, case, torch.float64, "cpu") == [], case.name
-
-
-@pytest.mark.skipif(interpreted(), reason="does not depend on Triton")
-@pytest.mark.parametrize("fault", FAULTS)
-def test_the_suite_finds(fault: str):
-    """Each planted fault is found, by name, in at least one case."""
-    found = [case.name for case in BY_NAME.values()
-             if run_case(lambda shape: Naive(shape, fault), case, torch.float64, "cpu")]
-    assert found, FAULTS[fault]

@@ -171,10 +171,9 @@ class ContentModel:
         given = (request.own_keys or ())[:request.num_prompt // self.size]
         while len(prefixes) < end:
             index, slot = divmod(len(prefixes), self.size)
-            if request.parent is not None and len(prefixes) < request.num_prompt:
-                owner: Any = request.parent
-            else:
-                owner = request
+            owner = request
+            while owner.parent is not None and len(prefixes) < request.num_prompt:
+                owner = owner.parent  # the samples of one prompt have one content
             prefixes.append(self._intern(("given", given[index], slot) if index < len(given)
                                          else (id(owner), len(prefixes))))
         return prefixes

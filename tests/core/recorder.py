@@ -83,7 +83,8 @@ def digest(state: State) -> dict[str, Any]:
         "tables": {name: list(r.block_table) for name, r in live.items()},
         "cpu tables": {name: list(r.cpu_table) for name, r in live.items()},
         "computed": {name: r.num_computed for name, r in live.items()},
-        "tokens": {name: r.known_tokens() for name, r in live.items()},
+        "tokens": {name: r.known_tokens() if r.has_prompt_ids else None
+                   for name, r in live.items()},
         "refs": {block: len(owners) for block, owners in state.owners.items() if owners},
         "cached": dict(state.cached), "finished": dict(state.finished),
         "in flight": {step: list(rows) for step, rows in state.in_flight.items()}}
@@ -102,7 +103,8 @@ def real_digest(scheduler: Scheduler) -> dict[str, Any]:
         "tables": {name: request.block_table for name, request in live.items()},
         "cpu tables": {name: request.cpu_table for name, request in live.items()},
         "computed": {name: request.num_computed for name, request in live.items()},
-        "tokens": {name: request.tokens for name, request in live.items()},
+        "tokens": {name: request.tokens if request.tokens is not None else None
+                   for name, request in live.items()},
         "refs": dict(pool.refs),
         "cached": {block: key_text(key) for block, key in pool.keys.items()},
         "in flight": {batch.step: [r.id for r in batch.requests]

@@ -156,7 +156,7 @@ class SlowManager:
         for block in child.table:
             self.pool.share(block, child.name)
         child.table = child.table + self.pool.take(new, child.name)
-        child.published, child.computed = min(parent.published, whole), end
+        child.published, child.computed = whole, end  # what it shares is the parent's to publish
         return [(parent.table[whole], child.table[whole])] if part else []
 
     def free(self, request: SlowRequest) -> None:

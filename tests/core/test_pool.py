@@ -328,6 +328,14 @@ def test_check_names_what_is_broken(breaking, message):
         broken.check([[0]])
 
 
+def test_check_finds_a_block_that_is_indexed_under_two_keys():
+    broken = pool(2)
+    cached(broken, "a")
+    broken.index = {"b": 0, "a": 0}
+    with pytest.raises(CorruptPool, match="disagree"):
+        broken.check([[0]])
+
+
 def test_check_counts_the_tables_anew():
     held = pool(3)
     held.take(2)

@@ -224,7 +224,7 @@ def test_swap_moves_the_blocks_out_and_back_and_computes_nothing_twice():
     assert rows(step(one)) == [("a", 5, 1)]
     assert one.blocked == ("b", "blocks", 3, 1)
     batch = step(one)
-    assert batch.swap_ins == [(0, 0), (1, 1)]
+    assert batch.swap_ins == [(0, 2), (1, 3)]  # the longest free: b's old 2, then a's 3 and 1
     assert rows(batch) == [("b", 4, 1)] and b.cpu_table == []
     assert rows(step(one)) == [("b", 5, 1)]
     assert b.finish_reason == "length" and one.manager.cpu_pool.num_free == 4
@@ -300,3 +300,16 @@ def test_what_is_not_computed_is_not_swapped():
     fresh.num_computed = 1
     assert manager.swap_out(fresh, batch) is True
     assert batch.swap_outs == [(0, 0)] and manager.pool.num_free == 8
+
+
+@pytest.mark.xfail(strict=True, reason="B28: free() publishes blocks that are not there")
+def test_a_simulated_request_swapped_out_and_aborted_just_leaves():
+    one = swapping()
+    b = request("b", 3, 4, keys=["k"])
+    submit(one, request("a", 3, 4), b)
+    steps(one, 3)
+    assert b.status is RequestStatus.SWAPPED
+    one.abort("b")
+    run(one)
+    assert b.finish_reason == "abort" and one.manager.cpu_pool.num_free == 4
+    one.manager.pool.check([[]])

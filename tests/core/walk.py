@@ -47,7 +47,7 @@ class Walk:
     """One scheduler under random operations."""
 
     def __init__(self, seed: int, combo: Combo, *, ahead: bool | None = None,
-                 sink: bool | None = None, forks: bool = True):
+                 sink: bool | None = None):
         rng = self.rng = Random(f"{seed} {combo}")
         self.seed, self.combo = seed, combo
         self.config = random_config(rng, combo)
@@ -57,7 +57,7 @@ class Walk:
             else None
         self.scheduler = Scheduler(self.config, emit=self.recorder)
         self.model = ContentModel(self.config)
-        self.maker = RequestMaker(rng, self.config, forks=forks)
+        self.maker = RequestMaker(rng, self.config, simulated=rng.random() < 0.15)
         self.rules = StepRules(self.scheduler, self.reached)
         self.mirror = StateMirror(self.scheduler, self.recorder) if self.recorder else None
         self.failing = rng.random() < 0.4  # steps of this walk may fail
@@ -202,11 +202,11 @@ class Walk:
         output, reason = expected(request, self.config.max_model_len)
         assert request.finished and not request.block_table and not request.cpu_table
         assert self.returned[request] == 1, f"{request} was returned {self.returned[request]} times"
-        if not (request.error or "").startswith("NaN"):  # B22
-            assert request.num_output == len(request.output_tokens)
         if request in self.disturbed and request.finish_reason in ("abort", "error"):
-            assert request.output_tokens == output[:len(request.output_tokens)]
+            assert request.num_output <= len(output)
         else:
-            assert (request.output_tokens, request.finish_reason) == (output, reason)
+            assert (request.num_output, request.finish_reason) == (len(output), reason)
+        if request.tokens is not None:
+            assert request.output_tokens == output[:request.num_output]
         assert (request.error is not None) == (request.finish_reason == "error")
         self.reached[f"finish {request.finish_reason}"] += 1

@@ -87,7 +87,7 @@ def test_junk_on_the_socket_is_a_broken_protocol(worker):
     source = """
         import os
         def f():
-            for descriptor in range(3, 20):
+            for descriptor in range(3, 64):
                 try:
                     os.write(descriptor, b'\\x00\\x00\\x00\\x02{}')
                 except OSError:
@@ -185,7 +185,7 @@ def test_a_forged_reply_can_only_break_the_protocol(worker, reply):
             __import__('os').write(descriptor, len(data).to_bytes(4, 'big') + data)
     """
     with worker(source) as session, pytest.raises(ProtocolBroken):
-        for descriptor in range(3, 12):
+        for descriptor in range(3, 64):
             session.run([("fn", "", "f", (session._next_id + 1, descriptor))])
 
 

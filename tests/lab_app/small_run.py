@@ -1,8 +1,8 @@
 """One small run that most view tests read, and the moments of it.
 
-5 blocks of 4 slots, budget 8. Step 0: `a` (6 tokens) and `b` (5 tokens, the first 4 as a's) prefill;
-`c` needs 3 blocks where 2 are free, `d` waits behind it. Steps 1-5: both decode. Step 6: c prefills
-8 of 9 tokens, the whole budget. Step 7: c's last token and d; blocks 1 and 2 are evicted for them.
+5 blocks of 4 slots, budget 8. Step 0: `a` (6 tokens) and `b` (5, the first 4 as a's) prefill; `c`
+needs 3 blocks where 2 are free, `d` waits behind it. Steps 1-5: both decode. Step 6: c prefills 8
+of 9 tokens, the whole budget. Step 7: c's last token and d; blocks 1 and 2 are evicted for them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_the_first_preset_preempts_and_its_tables_have_the_numbers():
                       keep_events=True)
     assert result.metrics.completed == 24 and result.metrics.preemptions > 0
     assert [row["ms"] for row in latency_table(result.metrics)] == ["TTFT", "TPOT", "ITL", "E2EL"]
-    assert dict((name, value) for name, value, _ in tiles(result.metrics))["Completed"] == "24 of 24"
+    assert tiles(result.metrics)[0][:2] == ("Completed", "24 of 24")
     assert history_row(form, result, "x")["preemptions"] == result.metrics.preemptions
     points = latency_points(result)
     assert len(points) == 24 and all(0 < point["ttft"] <= point["e2el"] for point in points)
@@ -79,5 +79,6 @@ def test_the_engine_may_let_a_request_grow_to_what_the_pool_holds():
 
 def test_a_transcript_says_how_it_ended():
     assert Transcript("p", tokens=1).state == "running, 1 token"
-    assert Transcript("p", tokens=4, finish_reason="length").state == "stopped at max_tokens, 4 tokens"
+    cut = Transcript("p", tokens=4, finish_reason="length")
+    assert cut.state == "stopped at max_tokens, 4 tokens"
     assert Transcript("p", error="the step failed").state == "the step failed"

@@ -71,8 +71,8 @@ def test_a_large_pool_is_cut_into_pages_and_follows_the_block_written():
     view = wall(moment_at(run.replayer, 200), "during", 300, 1, run.palette)
     assert (view.page, view.num_pages, view.first, len(view.cells)) == (1, 2, PAGE, 300 - PAGE)
     assert [cell.block for cell in view.cells if cell.written] == [239]
-    assert wall(moment_at(run.replayer, 200), "during", 300, 1, run.palette, 0).first == 0
-    assert wall(moment_at(run.replayer, 200), "during", 300, 1, run.palette, 99).page == 1
+    assert wall(moment_at(run.replayer, 200), "during", 300, 1, run.palette, page=0).first == 0
+    assert wall(moment_at(run.replayer, 200), "during", 300, 1, run.palette, page=99).page == 1
 
 
 def test_hover_text_and_table_say_in_words_what_the_cell_shows():

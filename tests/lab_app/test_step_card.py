@@ -91,7 +91,8 @@ def test_static_batching_and_prefill_first_have_their_own_reasons():
 
 def test_reserving_admission_says_what_it_must_hold_back():
     run = open_run(make_log(
-        [{"id": "x", "prompt": [1, 2], "max_tokens": 9}, {"id": "y", "prompt": [3], "max_tokens": 9}],
+        [{"id": "x", "prompt": [1, 2], "max_tokens": 9},
+         {"id": "y", "prompt": [3], "max_tokens": 9}],
         num_blocks=4, block_size=4, max_model_len=16, batching="reserve"))
     assert lines(run, 0)[0] == (
         "y", "out", "must reserve 3 blocks up to its limit, 1 not promised")

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from engine.runner.detokenizer import Detokenizer, StopFinder, TextStream
 
-TEXTS = ["the cat sat on the mat", "naïve café — “quotes”", "日本語のテキスト", "emoji 🦊🐼👩‍👩‍👧 done",
+TEXTS = ["the cat sat on the mat", "naïve café — “quotes”", "日本語のテキスト",
+         "emoji 🦊🐼👩‍👩‍👧 done",
          "\n\n  spaces\tand tabs  ", "مرحبا بالعالم", "a\u0301 combining", "x" * 40]
 
 

@@ -41,8 +41,8 @@ def test_a_file_of_prompts_runs_together_and_prints_each(run, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("The fox\n\nOnce upon\n")
     log = tmp_path / "run.jsonl"
-    status, out, err = run("generate", "--prompts-file", str(file), "-p", "Ada", "--max-tokens", "5",
-                           "--log", str(log), *SMALL)
+    status, out, err = run("generate", "--prompts-file", str(file), "-p", "Ada", "--max-tokens",
+                           "5", "--log", str(log), *SMALL)
     assert status == 0
     assert [line for line in out.splitlines() if line.startswith(">")] == [
         "> Ada", "> The fox", "> Once upon"]
@@ -53,8 +53,8 @@ def test_a_file_of_prompts_runs_together_and_prints_each(run, tmp_path):
 
 def test_chat_asks_through_the_template(run, tmp_path):
     log = tmp_path / "run.jsonl"
-    status, _, _ = run("generate", "--chat", "--prompt", "Hi", "--max-tokens", "2", "--log", str(log),
-                       *SMALL)
+    status, _, _ = run("generate", "--chat", "--prompt", "Hi", "--max-tokens", "2", "--log",
+                       str(log), *SMALL)
     assert status == 0
     arrive = next(event for event in read_log(log).events if event["e"] == "arrive")
     assert arrive["prompt"] > 5

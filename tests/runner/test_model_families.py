@@ -70,7 +70,8 @@ def test_chunks_batches_and_permuted_tables_change_no_logit_in_float64(family, c
     start = 0
     found: dict[str, torch.Tensor] = {}
     while len(found) < len(requests):
-        rows = [(r, start, min(chunk, len(r.tokens) - start)) for r in requests if start < len(r.tokens)]
+        rows = [(r, start, min(chunk, len(r.tokens) - start))
+                for r in requests if start < len(r.tokens)]
         batch = make_batch(rows)
         ends = [r.id for index, (r, _, _) in enumerate(rows) if index not in batch.partial]
         found.update(zip(ends, logits_of(runner, batch), strict=True))

@@ -115,4 +115,5 @@ def test_rotation_keeps_lengths_and_depends_on_distance_only(tmp_path):
         return float((rotate(q, *at_i) * rotate(k, *at_j)).sum())
 
     assert score(9, 4) == pytest.approx(score(50, 45), rel=1e-5)
-    assert rotate(q, *table.at(torch.tensor([33]))).norm() == pytest.approx(float(q.norm()), rel=1e-6)
+    turned = rotate(q, *table.at(torch.tensor([33])))
+    assert turned.norm() == pytest.approx(float(q.norm()), rel=1e-6)

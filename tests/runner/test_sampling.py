@@ -63,7 +63,7 @@ def p_value(counts: np.ndarray, probabilities: np.ndarray) -> float:
 
 
 def exact(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
-    """Straightforward probabilities in float64: min-p, then top-k, then top-p, as vLLM orders them."""
+    """Straightforward probabilities in float64: min-p, top-k, top-p, in vLLM's order."""
     probabilities = torch.softmax(logits.double() / temperature, -1).numpy()
     probabilities[probabilities < min_p * probabilities.max()] = 0
     order = np.argsort(-probabilities, kind="stable")
@@ -115,7 +115,8 @@ def test_a_small_temperature_is_no_overflow():
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from([
     {}, {"temperature": 0.0}, {"top_k": 5}, {"top_k": 64}, {"top_p": 0.3}, {"top_p": 0.99},
-    {"min_p": 0.2}, {"presence_penalty": 1.0}, {"logit_bias": ((5, 3.0),)}]), min_size=2, max_size=9))
+    {"min_p": 0.2}, {"presence_penalty": 1.0}, {"logit_bias": ((5, 3.0),)}]),
+    min_size=2, max_size=9))
 def test_a_row_draws_the_same_token_alone_and_in_any_batch(all_params):
     logits = torch.stack([peaked_logits(1500, seed) for seed in range(len(all_params))])
     rows = [row(5 + index, output=(7, 7, 9) * 3, seed=index, **params)
@@ -143,7 +144,8 @@ def test_a_broken_row_fails_alone_with_its_reason():
     logits[0, 17] = float("nan")
     logits[2, 3] = float("inf")
     logits[3] = float("-inf")
-    tokens = sample(logits, [row(), row(), row(temperature=0.0), row(), row(temperature=0.0)], 0).tokens
+    rows = [row(), row(), row(temperature=0.0), row(), row(temperature=0.0)]
+    tokens = sample(logits, rows, 0).tokens
     assert [type(token) for token in tokens] == [RowFailed, int, RowFailed, RowFailed, int]
     assert "NaN" in tokens[0].reason
     assert "infinite" in tokens[2].reason
@@ -185,7 +187,8 @@ def test_each_parameter_changes_exactly_its_logits():
     assert adjusted(logits, row(repetition_penalty=2.0, **known)) == [1.0, -4.0, 0.5, -2.0, 3.0]
     assert adjusted(logits, row(frequency_penalty=0.5, **known)) == [2.0, -2.0, 0.0, -1.5, 3.0]
     assert adjusted(logits, row(presence_penalty=0.5, **known)) == [2.0, -2.0, 0.5, -1.5, 3.0]
-    assert adjusted(logits, row(logit_bias={4: -1.5, 0: 1.0}, **known)) == [3.0, -2.0, 1.0, -1.0, 1.5]
+    biased = adjusted(logits, row(logit_bias={4: -1.5, 0: 1.0}, **known))
+    assert biased == [3.0, -2.0, 1.0, -1.0, 1.5]
     assert adjusted(logits, row(repetition_penalty=2.0, logit_bias={0: 2.0}, **known))[0] == 2.0
 
 

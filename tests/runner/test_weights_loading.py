@@ -94,7 +94,7 @@ def test_a_checkpoint_in_several_files_loads_as_one(checkpoint, tmp_path):
 def test_the_first_missing_tensor_is_named(checkpoint, tmp_path):
     directory = copy_of(checkpoint("qwen3")[0], tmp_path)
     edit(directory, lambda tensors: tensors.pop("model.layers.1.self_attn.k_norm.weight"))
-    with pytest.raises(WeightsError, match=r"lacks 1 of \d+ .*'model.layers.1.self_attn.k_norm.weight'"):
+    with pytest.raises(WeightsError, match=r"lacks 1 of \d+ .*'model.layers.1.*k_norm.weight'"):
         load(directory)
 
 
@@ -140,7 +140,8 @@ def test_a_directory_without_safetensors_says_so(checkpoint, tmp_path):
 def test_an_unknown_architecture_lists_the_known_ones(checkpoint, tmp_path):
     directory = copy_of(checkpoint("llama")[0], tmp_path)
     raw = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**raw, "architectures": ["GPT2LMHeadModel"]}))
+    raw["architectures"] = ["GPT2LMHeadModel"]
+    (directory / "config.json").write_text(json.dumps(raw))
     with pytest.raises(UnsupportedModel, match="GPT2LMHeadModel.*known: LlamaForCausalLM"):
         load(directory)
 
@@ -177,8 +178,14 @@ def test_a_directory_without_a_config_and_one_with_half_a_config_are_named(tmp_p
         read_model_config(tmp_path)
 
 
+def test_auto_is_the_checkpoints_dtype_but_float32_for_half_precision_on_a_cpu():
+    assert parse_dtype("auto", "bfloat16", "cuda") is torch.bfloat16
+    assert parse_dtype("auto", "bfloat16", "cpu") is torch.float32
+    assert parse_dtype("auto", "float64", "cpu") is torch.float64
+    assert parse_dtype("bfloat16", "float32", "cpu") is torch.bfloat16
+
+
 def test_an_unknown_dtype_lists_the_known_ones():
-    assert parse_dtype("auto", "bfloat16") is torch.bfloat16
     assert parse_dtype("fp64", "bfloat16") is torch.float64
     with pytest.raises(TandemError, match="'int4'.*known: auto, float32"):
         parse_dtype("int4", "bfloat16")

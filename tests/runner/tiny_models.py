@@ -71,7 +71,8 @@ def make_runner(directory: Path, *, dtype=torch.float32, num_blocks=64, block_si
 
 
 def make_request(name: str, prompt: list[int], table: list[int], **params) -> Request:
-    request = Request(name, prompt, SamplingParams(**{"temperature": 0.0, "max_tokens": 50, **params}))
+    params = {"temperature": 0.0, "max_tokens": 50, **params}
+    request = Request(name, prompt, SamplingParams(**params))
     request.block_table = list(table)
     return request
 
@@ -85,7 +86,8 @@ def make_batch(rows: list[tuple[Request, int, int]]) -> Batch:
     return batch
 
 
-def decode(runner: ModelRunner, requests: list[Request], steps: int, chunk: int | None = None) -> None:
+def decode(runner: ModelRunner, requests: list[Request], steps: int,
+           chunk: int | None = None) -> None:
     """Run requests together, hand-scheduled: prompts in chunks, then `steps` tokens in all each."""
     done = dict.fromkeys((request.id for request in requests), 0)
     goal = {request.id: len(request.tokens) + steps for request in requests}

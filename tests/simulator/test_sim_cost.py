@@ -151,3 +151,22 @@ def test_swapped_blocks_travel_at_the_pcie_rate():
 def test_an_empty_step_costs_its_host_time_only():
     cost = Roofline(LLAMA, H100).price(Shape(0, 0, 0, 0, 0, 0, 0, 0.0))
     assert (cost.seconds, cost.bytes) == (1e-3, 0.0)
+
+
+def test_the_shape_of_one_chunk_among_decodes_is_that_of_the_general_sum():
+    from random import Random
+
+    from simulator.shape import shape_from
+    rng = Random(0)
+    for chunks in (0, 1, 2, 5):
+        for _ in range(20):
+            counts = [1] * rng.randint(0, 6) + [rng.randint(2, 99) for _ in range(chunks)]
+            rng.shuffle(counts)
+            starts = [rng.randint(0, 500) for _ in counts]
+            rows = list(zip(starts, counts))
+            ones = [start for start, count in rows if count == 1]
+            more = [(start, count) for start, count in rows if count > 1]
+            assert shape_from(starts, counts, sum(counts), 0) == Shape(
+                sum(counts), len(rows), len(ones), sum(ones) + len(ones), len(more),
+                sum(q for _, q in more), sum(k + q for k, q in more),
+                sum(q * k + q * (q + 1) / 2 for k, q in more))

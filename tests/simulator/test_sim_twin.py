@@ -1,4 +1,4 @@
-"""The twin test on real runs: the real engine's log of the tiny model, replayed without a device."""
+"""The twin test on real runs: the real engine's log of the tiny model, replayed alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CASES = [
 
 
 def run_real(path, seed, **settings):
-    """A dozen requests with shared beginnings, sampled, stopped, repeated: several hundred events."""
+    """A dozen requests with shared beginnings, sampled, stopped, repeated."""
     from engine.llm import LLM
     rng = Random(seed)
     beginnings = [[rng.randint(10, 900) for _ in range(12)] for _ in range(3)]

@@ -1,0 +1,81 @@
+"""Choosing a back end by name or by what is possible; what an impossible choice is told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.attention import flash, select
+from engine.attention.base import AttentionShape
+from engine.attention.select import Entry, availability, choose, make_backend
+from engine.core.errors import ConfigError
+
+
+def shape_on(device: str, **changes) -> AttentionShape:
+    given = dict(num_heads=16, num_kv_heads=8, head_dim=128, block_size=256, dtype=torch.bfloat16)
+    return AttentionShape(**(given | changes), device=torch.device(device))
+
+
+@pytest.fixture
+def reasons(monkeypatch):
+    """reasons(name=why) makes a back end impossible for `why`, or possible where why is None."""
+    def set_them(**why: str | None) -> None:
+        monkeypatch.setattr(select, "_why_not", lambda entry, shape: why.get(
+            next(name for name, known in select.BACKENDS.items() if known is entry)))
+    return set_them
+
+
+def test_auto_takes_torch_on_a_cpu():
+    assert choose("auto", shape_on("cpu")) == "torch"
+    assert make_backend("auto", shape_on("cpu")).name == "torch"
+
+
+def test_auto_takes_the_best_that_can_on_cuda(reasons):
+    reasons()
+    assert choose("auto", shape_on("cuda")) == "flash"
+    reasons(flash="flash-attn is not installed")
+    assert choose("auto", shape_on("cuda")) == "triton"
+    reasons(flash="flash-attn is not installed", triton="the package triton is not installed")
+    assert choose("auto", shape_on("cuda")) == "torch"
+
+
+def test_unknown_name_lists_the_known_ones_with_why_each_cannot_be_used(reasons):
+    reasons(flash="flash-attn is not installed")
+    with pytest.raises(ConfigError) as error:
+        choose("flashinfer", shape_on("cuda"))
+    assert str(error.value) == ("attention back end 'flashinfer' is not known; known: auto, flash (not "
+                                "here: flash-attn is not installed), triton, torch")
+
+
+def test_known_name_that_cannot_be_used_says_why_and_what_can():
+    with pytest.raises(ConfigError) as error:
+        make_backend("flash", shape_on("cpu"))
+    assert str(error.value).startswith("attention back end 'flash' cannot be used here: needs a CUDA "
+                                       "device, not cpu; others: auto, triton (not here: ")
+    assert str(error.value).endswith(", torch")
+
+
+def test_missing_package_is_a_reason_and_a_broken_module_of_ours_an_error(monkeypatch):
+    absent = Entry("engine.attention.triton_paged", "TritonPaged", "triton")
+
+    def importing(missing: str):
+        def importer(name: str):
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        monkeypatch.setattr(select, "import_module", importer)
+
+    importing("triton.language")
+    assert select._why_not(absent, shape_on("cuda")) == "the package triton is not installed"
+    importing("engine.attention.base")
+    with pytest.raises(ModuleNotFoundError):
+        select._why_not(absent, shape_on("cuda"))
+
+
+def test_every_known_back_end_has_a_class_of_its_name_or_a_reason():
+    for name, reason in availability(shape_on("cpu", dtype=torch.float32)).items():
+        assert reason is not None or make_backend(name, shape_on("cpu", dtype=torch.float32)).name == name
+    assert flash.unavailable(shape_on("cpu")) == "needs a CUDA device, not cpu"
+
+
+def test_heads_that_do_not_divide_are_named():
+    with pytest.raises(ConfigError, match="15 query heads cannot share 8 K/V heads evenly"):
+        make_backend("torch", shape_on("cpu", num_heads=15))

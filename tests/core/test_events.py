@@ -1,0 +1,268 @@
+"""The event log: what is written, what is read back, and what is said of damage."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+
+import pytest
+
+from engine.core import LogError
+from engine.core.events import KINDS, EventLog, read_log
+from engine.core.replay import Replayer
+from tests.core.helpers import request, run, scheduler, submit
+
+HEADER = {"mode": "simulated", "config": {"block_size": 4}, "seed": 7}
+
+
+def a_run(log):
+    """A run with hits, preemptions, forks and a rejection."""
+    one = scheduler(6, 2, max_model_len=8, emit=log.emit)
+    parent = request("p", [1, 2, 3], 4)
+    submit(one, parent, request("c", [1, 2, 3], 3, parent=parent), request("a", [1, 2, 9], 5),
+           request("b", [4] * 5, 3))
+    one.reject(request("x", [1]), "no such token")
+    log.now = 1.25
+    run(one)
+    log.now = 2.5
+    log.emit("time", step=3, seconds=0.5, source="measured")
+    return one
+
+
+def written(path):
+    with EventLog(path, HEADER) as log:
+        a_run(log)
+    return log
+
+
+@pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
+def test_what_is_written_is_read_back(tmp_path, name):
+    log = written(tmp_path / name)
+    loaded = read_log(str(tmp_path / name))
+    assert loaded.problem is None
+    assert loaded.header == {"tandem": 1, "schema": 1, **HEADER}
+    assert len(loaded.events) == log.num_events > 40
+    memory = EventLog(None, HEADER)
+    a_run(memory)
+    assert loaded.events == memory.events
+
+
+def test_every_line_has_number_time_and_a_known_kind(tmp_path):
+    written(tmp_path / "run.jsonl")
+    lines = (tmp_path / "run.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines[1:]]
+    assert [event["n"] for event in events] == list(range(len(events)))
+    assert all(event["e"] in KINDS for event in events)
+    assert [list(event)[:3] for event in events] == [["n", "t", "e"]] * len(events)
+    times = [event["t"] for event in events]
+    assert times == sorted(times) and set(times) == {1.25, 2.5}
+    assert " " not in lines[5]  # compact
+
+
+def test_times_keep_nanoseconds_and_no_more():
+    log = EventLog(None, {})
+    log.now = 1 / 3
+    log.emit("time", step=0, seconds=0.0)
+    assert log.events[0]["t"] == 0.333333333
+
+
+def test_lists_are_read_when_emitted_and_may_change_afterwards():
+    log, blocks = EventLog(None, {}), [1, 2]
+    log.emit("free", request="r", blocks=blocks)
+    blocks.append(3)
+    assert log.events[0]["blocks"] == [1, 2]
+
+
+def test_values_that_json_does_not_know_are_written_as_text():
+    log = EventLog(None, {})
+    log.emit("evict", block=0, key=frozenset([1]))
+    assert log.events[0]["key"] == "frozenset({1})"
+
+
+def test_an_open_file_is_written_and_stays_open():
+    file = io.StringIO()
+    with EventLog(file, HEADER) as log:
+        log.emit("reject", request="r", error="é")
+        log.flush()
+    assert not file.closed and log.events is None
+    file.seek(0)
+    loaded = read_log(file)
+    assert loaded.events == [{"n": 0, "t": 0.0, "e": "reject", "request": "r", "error": "é"}]
+
+
+def test_closing_twice_is_harmless_and_memory_logs_can_be_closed(tmp_path):
+    log = EventLog(tmp_path / "a.jsonl", HEADER)
+    log.close()
+    log.close()
+    memory = EventLog(None, HEADER)
+    memory.flush()
+    memory.close()
+    assert memory.events == []
+
+
+def test_a_flushed_log_is_readable_while_it_is_still_written(tmp_path):
+    log = EventLog(tmp_path / "a.jsonl", HEADER)
+    log.emit("reject", request="r", error="e")
+    log.flush()
+    assert len(read_log(tmp_path / "a.jsonl").events) == 1
+    log.close()
+
+
+# --------------------------------------------------------------------------- damage
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    path = tmp_path_factory.mktemp("log") / "good.jsonl"
+    written(path)
+    return path.read_bytes()
+
+
+def test_a_log_cut_at_any_byte_of_its_last_lines_loads_all_whole_events(good, tmp_path):
+    lines = good.splitlines(keepends=True)
+    path = tmp_path / "cut.jsonl"
+    begin = len(good) - sum(map(len, lines[-4:]))
+    for size in range(begin, len(good) + 1):
+        path.write_bytes(good[:size])
+        whole = good[:size].count(b"\n") - 1
+        tail = good[:size].rsplit(b"\n", 1)[1]
+        complete = bool(tail) and good[size:size + 1] == b"\n"  # only its newline is missing
+        loaded = read_log(path)
+        assert len(loaded.events) == whole + complete
+        assert loaded.events == [json.loads(line) for line in lines[1:whole + complete + 1]]
+        if tail and not complete:
+            assert loaded.problem == (f"{path} is damaged at line {whole + 2}: the {whole} events "
+                                      f"before it are loaded")
+        else:
+            assert loaded.problem is None
+
+
+def test_a_log_cut_inside_its_header_is_refused_with_line_1(good, tmp_path):
+    path = tmp_path / "cut.jsonl"
+    for size in range(good.index(b"\n")):
+        path.write_bytes(good[:size])
+        with pytest.raises(LogError, match="is no event log: its first line is not a Tandem "
+                                           "header") as refused:
+            read_log(path)
+        assert refused.value.line == 1
+
+
+def test_a_gzipped_log_cut_anywhere_loads_a_prefix_or_is_refused_never_crashes(good, tmp_path):
+    packed = gzip.compress(good, mtime=0)
+    events = [json.loads(line) for line in good.splitlines()[1:]]
+    path, loaded_some = tmp_path / "cut.jsonl.gz", 0
+    for size in [*range(0, 40), *range(40, len(packed), 7), len(packed) - 1]:
+        path.write_bytes(packed[:size])
+        try:
+            loaded = read_log(path)
+        except LogError as refused:
+            assert str(path) in str(refused)
+            continue
+        assert loaded.events == events[:len(loaded.events)]
+        assert loaded.problem is not None
+        loaded_some += len(loaded.events) > 0
+    assert loaded_some > 10
+
+
+def test_a_gzipped_log_with_a_flipped_byte_loads_a_prefix_or_is_refused(good, tmp_path):
+    packed = gzip.compress(good, mtime=0)
+    events = [json.loads(line) for line in good.splitlines()[1:]]
+    path = tmp_path / "bad.jsonl.gz"
+    damaged = 0
+    for place in range(12, len(packed), 13):
+        broken = bytearray(packed)
+        broken[place] ^= 0x55
+        path.write_bytes(bytes(broken))
+        try:
+            loaded = read_log(path)
+        except LogError:
+            damaged += 1
+            continue
+        damaged += loaded.problem is not None
+        assert len(loaded.events) <= len(events)
+    assert damaged > len(packed) // 13 - 10
+
+
+BAD_LINES = [b"{", b"[]", b"null", b"3", b'"text"', b"{}", b'{"n":5}', b'{"e":"free","n":99,"t":0}',
+             b'{"e":"unheard","n":5,"t":0}', b"\xff\xfe",
+             pytest.param(b"[" * 100_000, id="deep", marks=pytest.mark.xfail(
+                 strict=True, reason="B26: one line too late")),
+             pytest.param(b"1" * 5000, id="long number", marks=pytest.mark.xfail(
+                 strict=True, reason="B26: one line too late"))]
+
+
+@pytest.mark.parametrize("bad", BAD_LINES, ids=lambda line: line[:24].decode("latin1"))
+def test_a_corrupt_line_is_named_and_everything_before_it_loads(good, tmp_path, bad):
+    lines = good.splitlines(keepends=True)
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b"".join([*lines[:6], bad + b"\n", *lines[6:]]))
+    loaded = read_log(path)
+    assert loaded.events == [json.loads(line) for line in lines[1:6]]
+    assert loaded.problem == (f"{path} is damaged at line 7: the 5 events before it are loaded")
+
+
+def test_a_line_that_is_missing_is_found_by_the_gap_in_the_numbers(good, tmp_path):
+    lines = good.splitlines(keepends=True)
+    path = tmp_path / "gap.jsonl"
+    path.write_bytes(b"".join(lines[:8] + lines[9:]))
+    assert len(read_log(path).events) == 7
+    assert "is damaged at line 9: the 7 events" in read_log(path).problem
+
+
+def test_blank_lines_are_skipped_and_counted(good, tmp_path):
+    lines = good.splitlines(keepends=True)
+    path = tmp_path / "blank.jsonl"
+    path.write_bytes(b"".join([*lines[:3], b"\n", b"  \n", *lines[3:6], b"oops\n"]))
+    loaded = read_log(path)
+    assert len(loaded.events) == 5
+    assert "damaged at line 9: the 5 events" in loaded.problem
+    path.write_bytes(b"".join([*lines, b"\n\n"]))
+    assert read_log(path).problem is None
+
+
+@pytest.mark.parametrize("first", ["", "\n", "[]", "{}", "null", '{"tandom":1}', "hello"], ids=repr)
+def test_a_file_without_a_header_is_no_event_log(first):
+    with pytest.raises(LogError, match="^the log is no event log: its first line"):
+        read_log(io.StringIO(first + "\n"))
+
+
+def test_another_schema_is_refused_by_number():
+    with pytest.raises(LogError, match="the log has schema 2, this version reads 1: record it "
+                                       "again or use the version that wrote it") as refused:
+        read_log(io.StringIO('{"tandem":1,"schema":2}\n'))
+    assert refused.value.line == 1
+    with pytest.raises(LogError, match="has schema None"):
+        read_log(io.StringIO('{"tandem":1}\n'))
+
+
+def test_a_missing_file_and_a_folder_are_refused_with_the_systems_reason(tmp_path):
+    with pytest.raises(LogError, match=r"cannot read the log .*nothing.jsonl: No such file"):
+        read_log(tmp_path / "nothing.jsonl")
+    with pytest.raises(LogError, match="cannot read the log .*: Is a directory"):
+        read_log(tmp_path)
+    (tmp_path / "plain.jsonl.gz").write_text("not gzip")
+    with pytest.raises(LogError, match="plain.jsonl.gz"):
+        read_log(tmp_path / "plain.jsonl.gz")
+
+
+def test_reading_leaves_the_garbage_collector_as_it_was(good, tmp_path):
+    import gc
+    (tmp_path / "good.jsonl").write_bytes(good)
+    assert gc.isenabled()
+    read_log(tmp_path / "good.jsonl")
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        read_log(tmp_path / "good.jsonl")
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_log_that_ends_in_the_middle_still_replays(good, tmp_path):
+    path = tmp_path / "half.jsonl"
+    path.write_bytes(good[:len(good) * 2 // 3])
+    loaded = read_log(path)
+    replayer = Replayer(loaded.events)
+    assert 0 < replayer.num_steps and loaded.problem
+    assert replayer.state_after(replayer.num_steps - 1).step == replayer.num_steps - 1
