@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
+from operator import index
 from pathlib import Path
 from typing import IO, Any
 
@@ -141,13 +142,13 @@ class LLM:
         name = f"r{next(self._names)}"
         ids, text, extra = self._read_prompt(name, prompt)
         parent: Request | None = None
-        for index in range(params.n):
+        for number in range(params.n):
             request = Request(
-                name if index == 0 else f"{name}.{index}", ids, _sample_params(params, index),
+                f"{name}.{number}" if number else name, ids, _sample_params(params, number),
                 eos_ids=self.engine.runner.config.eos_token_ids, arrival_time=self.engine.clock(),
                 priority=extra.get("priority", priority), cache_salt=extra.get("cache_salt", ""),
                 parent=parent, user=text)
-            group.append(self.engine.submit(request, owner=name, index=index))
+            group.append(self.engine.submit(request, owner=name, index=number))
             parent = parent or request
 
     def _read_prompt(self, name: str,
@@ -163,7 +164,7 @@ class LLM:
             extra = prompt
             prompt = prompt["prompt" if "prompt" in prompt else "prompt_token_ids"]
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt], None, extra
+            return _token_ids(name, prompt), None, extra
         if self.engine.tokenizer is None:
             raise RequestError(f"request {name}: {self.config.model} has no tokenizer, so a prompt "
                                f"must be a list of token ids")
@@ -187,10 +188,22 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many? A list of whole numbers is one prompt."""
     if isinstance(prompts, (str, dict)):
         return [prompts]
-    items: list[Any] = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]
-    return items
+    items: list[Any] = _plain(prompts)
+    return [items] if items and all(isinstance(item, int) for item in items) else items
+
+
+def _plain(values: Any) -> list[Any]:
+    """A list; of plain numbers if it was an array or a tensor."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)
+
+
+def _token_ids(name: str, prompt: Any) -> list[int]:
+    """The prompt's whole numbers, of whatever integer type. RequestError for anything else."""
+    try:
+        return [index(token) for token in _plain(prompt)]
+    except TypeError:
+        raise RequestError(f"request {name}: a prompt is text, a list of token ids or a dict, and "
+                           f"this one is {str(prompt)[:40]!r} ({type(prompt).__name__})") from None
 
 
 def _one_each(what: str, value: Any, number: int) -> list[Any]:
@@ -204,9 +217,9 @@ def _one_each(what: str, value: Any, number: int) -> list[Any]:
     return values
 
 
-def _sample_params(params: SamplingParams, index: int) -> SamplingParams:
-    """The params of sample `index`: its own seed, so that samples of one prompt differ."""
+def _sample_params(params: SamplingParams, number: int) -> SamplingParams:
+    """The params of sample `number`: its own seed, so that samples of one prompt differ."""
     if params.n == 1:
         return params
-    seed = params.seed if params.seed is None or index == 0 else derive_seed(params.seed, index)
+    seed = params.seed if params.seed is None or not number else derive_seed(params.seed, number)
     return replace(params, n=1, seed=seed)

@@ -6,8 +6,9 @@ Errors are weighted relatively (a 1 ms step counts as much as a 1 s prefill), ou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from simulator.observe import Run
 
 MIN_STEPS = 30
 HUBER = 0.15  # relative error beyond which a step's pull stops growing
+CLIP = 4.0  # a step beyond so many times the usual is an accident, not the machine's pace
 SANE = 1e4  # a part 10,000 times slower than ideal is not a measurement of that part
 SAME = 0.9995  # R2 of one basis column by the others from which on they count as one
 
@@ -89,24 +91,36 @@ def _columns(runs: Sequence[Run], reference: Reference) -> tuple[np.ndarray, np.
 
 
 def _fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Non-negative coefficients that minimize Huber's loss of the relative errors."""
-    from scipy.optimize import nnls
+    """Non-negative coefficients that minimize Huber's loss of (measured - fitted) / fitted.
 
-    relative = x / y[:, None]
-    scale = np.abs(relative).max(axis=0)  # equal columns: the solver's tolerance is absolute
-    scale[scale == 0] = 1.0
-    scaled = relative / scale
+    Dividing by the fitted time, not by the measured one, keeps noise from pulling the fit down.
+    Huber's loss finds the usual step; a last factor makes it the mean one, for the sake of totals,
+    in which a step counts at most CLIP times what is usual.
+    """
+    nnls = _solver()
+    fitted, solution = y, np.zeros(x.shape[1])
     weights = np.ones(len(y))
-    solution = np.zeros(x.shape[1])
-    for _ in range(30):
+    for _ in range(50):
+        relative = x / fitted[:, None]
+        scale = relative.max(axis=0)  # equal columns: the solver's tolerance is absolute
+        scale[scale == 0] = 1.0
         root = np.sqrt(weights)
-        fresh, _ = nnls(scaled * root[:, None], root)
-        error = np.abs(scaled @ fresh - 1.0)
-        weights = np.minimum(1.0, HUBER / np.maximum(error, 1e-12))
-        if np.allclose(fresh, solution, rtol=1e-6, atol=1e-12):
+        fresh = nnls(relative / scale * root[:, None], y / fitted * root)[0] / scale
+        if np.allclose(fresh, solution, rtol=1e-5, atol=1e-12):
             break
         solution = fresh
-    return fresh / scale
+        fitted = np.maximum(x @ fresh, 1e-3 * y)
+        weights = np.minimum(1.0, HUBER / np.maximum(np.abs(y / fitted - 1.0), 1e-12))
+    fitted = x @ fresh
+    return fresh * float(np.minimum(y, CLIP * fitted).sum() / fitted.sum())
+
+
+def _solver() -> Callable[..., Any]:
+    try:
+        from scipy.optimize import nnls
+    except ImportError:
+        raise CalibrationError("calibrate needs scipy: pip install scipy") from None
+    return nnls
 
 
 def _errors(runs: Sequence[Run], reference: Reference, coefficients: np.ndarray) -> Errors:

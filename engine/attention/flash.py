@@ -132,7 +132,7 @@ class FlashPaged:
 
     def decode_plan(self, slots: torch.Tensor, seqlens_k: torch.Tensor,
                     tables: torch.Tensor) -> Plan:
-        """A plan over tensors that lie on the device and may change between replays of a CUDA graph.
+        """A plan over device tensors that may change between the replays of a CUDA graph.
 
         Token r is row r's only one. slots [rows] int64 (-1: write nothing), seqlens_k [rows] int32,
         tables [rows, width] int32.
@@ -161,7 +161,7 @@ class FlashPaged:
 
     def _decode(self, plan: Plan, q: torch.Tensor, k_cache: torch.Tensor,
                 v_cache: torch.Tensor) -> torch.Tensor:
-        """Rows of one token: [rows, heads, head_dim]. The two packages name the table differently."""
+        """Rows of one token: [rows, heads, head_dim]. The packages name the table differently."""
         table = "page_table" if self.library.version == 3 else "block_table"
         out = self.library.module.flash_attn_with_kvcache(
             q.unsqueeze(1), k_cache, v_cache, cache_seqlens=plan.seqlens_k[:plan.decodes],

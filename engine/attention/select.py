@@ -31,7 +31,7 @@ def availability(shape: AttentionShape) -> dict[str, str | None]:
 
 
 def choose(name: str, shape: AttentionShape) -> str:
-    """The name of the back end to use: `name` itself, or for "auto" the best that can serve `shape`.
+    """The back end to use: `name` itself, or for "auto" the best that can serve `shape`.
 
     ConfigError if the name is unknown, or known but of no use here; the message lists the known
     ones, and for each that cannot serve `shape` here, why.

@@ -91,7 +91,8 @@ class TritonPaged:
         self.group = shape.num_heads // shape.num_kv_heads
         self.block_d = max(16, triton.next_power_of_2(shape.head_dim))
         self.scale = shape.head_dim ** -0.5 * math.log2(math.e)
-        self.decode_tiles = decode_tiles or choose_decode_tiles(self.group, self.block_d, shape.dtype)
+        self.decode_tiles = decode_tiles or choose_decode_tiles(self.group, self.block_d,
+                                                                shape.dtype)
         self.prefill_tiles = prefill_tiles
         self.least_tiles = -(-shortest_part // self.decode_tiles.block_n)
         self.processors = processors or count_processors(shape.device)
@@ -105,17 +106,18 @@ class TritonPaged:
         tiles, tile_rows, tile_starts = self._cut(chunks, queries[chunks], inputs.seqlens_k[chunks])
         moved = upload((inputs.slot_mapping, inputs.cu_seqlens_q, inputs.seqlens_k,
                         inputs.block_tables, decodes, tile_rows, tile_starts), self.shape.device)
-        plan = Plan(*moved[:4])
+        slots, bounds, seqlens_k, tables, decode_rows, chunk_rows, chunk_starts = moved
+        plan = Plan(slots, bounds, seqlens_k, tables)
         if len(decodes):
             longest = int(inputs.seqlens_k[decodes].max())
-            plan = self._with_decodes(plan, moved[4], longest)
+            plan = self._with_decodes(plan, decode_rows, longest)
         if len(chunks):
-            plan = replace(plan, tile_rows=moved[5], tile_starts=moved[6], tiles=tiles)
+            plan = replace(plan, tile_rows=chunk_rows, tile_starts=chunk_starts, tiles=tiles)
         return plan
 
     def decode_plan(self, slots: torch.Tensor, seqlens_k: torch.Tensor,
                     tables: torch.Tensor) -> Plan:
-        """A plan over tensors that lie on the device and may change between replays of a CUDA graph.
+        """A plan over device tensors that may change between the replays of a CUDA graph.
 
         Token r is row r's only one. slots [rows] int64 (-1: write nothing), seqlens_k [rows] int32,
         tables [rows, width] int32. How many parts a row may have depends on `width` alone.
@@ -139,7 +141,7 @@ class TritonPaged:
 
     def _cut(self, chunks: np.ndarray, queries: np.ndarray,
              lengths: np.ndarray) -> tuple[Tiles | None, np.ndarray, np.ndarray]:
-        """The prefill kernel's tile sizes, and row and first pair of each tile, longest work first."""
+        """The prefill kernel's tile sizes; row and first pair of each tile, longest work first."""
         nothing = np.zeros(0, np.int32)
         if not len(chunks):
             return None, nothing, nothing

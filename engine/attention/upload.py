@@ -27,5 +27,9 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
         target = host[start:start + array.nbytes].numpy()
         target[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     moved = host.to(device, non_blocking=True)
-    return [moved[start:start + array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+    return [moved[start:start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)]
+
+
+def _torch_dtype(array: np.ndarray) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, array.dtype)).dtype

@@ -14,6 +14,7 @@ from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from engine.llm import LLM, Prompt
 
+Samples = Annotated[int, typer.Option("--n", "-n", help="samples a prompt")]
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", "-p", help="may be repeated")]
 
 
@@ -23,7 +24,7 @@ def generate_command(
     prompts_file: Annotated[Path | None, typer.Option(help="a prompt a line")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="wrap prompts in the chat template")] = False,
     max_tokens: int = 64, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
-    min_p: float = 0.0, repetition_penalty: float = 1.0, n: int = 1,
+    min_p: float = 0.0, repetition_penalty: float = 1.0, n: Samples = 1,
     stop: Annotated[list[str] | None, typer.Option(help="stop string; may be repeated")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
     seed: opt.EngineSeed = 0,

@@ -165,9 +165,9 @@ class BlockManager:
     def free(self, request: Request) -> None:
         """Release all of the request's blocks, tail first. Their content stays indexed."""
         table = request.block_table
-        if request.own_keys is not None and self.caching:
-            self._publish_up_to(request, request.num_computed // self.block_size)
         if table:
+            if request.own_keys is not None and self.caching:
+                self._publish_up_to(request, request.num_computed // self.block_size)
             table.reverse()
             self.pool.release(table)
             if self._emit is not None:

@@ -143,7 +143,7 @@ def _read(file: IO[str], name: str) -> LoadedLog:
             if line.strip():
                 log.events.append(_event(line, len(log.events)))
     except DAMAGE as error:
-        bad = number if isinstance(error, json.JSONDecodeError | _NotAnEvent) else number + 1
+        bad = number if isinstance(error, _NotAnEvent) else number + 1
         log.problem = (f"{name} is damaged at line {bad}: the {len(log.events)} events before it "
                        f"are loaded")
     finally:
@@ -153,7 +153,10 @@ def _read(file: IO[str], name: str) -> LoadedLog:
 
 
 def _event(line: str, expected: int) -> dict[str, Any]:
-    event, end = _decode(line)  # no whitespace before it: half the time of json.loads
+    try:
+        event, end = _decode(line)  # half the time of json.loads
+    except DAMAGE as error:
+        raise _NotAnEvent from error
     if (not isinstance(event, dict) or event.get("e") not in KINDS or event.get("n") != expected
             or line[end:].strip()):
         raise _NotAnEvent

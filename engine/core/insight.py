@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from engine.core.phases import StepPhases
+    from engine.core.request import Request
 
 
 class Explanation(NamedTuple):
@@ -31,9 +32,10 @@ _BECAUSE = {
 }
 
 
-def explain(scheduler: StepPhases) -> list[Explanation]:
-    """One entry a live request, running ones first, then who waits, in line. Read it between
-    schedule() and the next one: it tells of the last decision."""
+def explain(scheduler: StepPhases, samples: Sequence[Request] = ()) -> list[Explanation]:
+    """One entry a live request: running ones first, then who waits, in line, then the further
+    `samples` not yet in line. Read it between schedule() and the next one: it tells of the last
+    decision. `Scheduler.explain` calls it."""
     found = [Explanation(request.id, "running",
                          f"{request.num_computed} of {request.num_tokens} tokens computed, "
                          f"{len(request.block_table)} blocks held")
@@ -49,6 +51,9 @@ def explain(scheduler: StepPhases) -> list[Explanation]:
         else:
             because = f"behind {blocked[0]}: nobody overtakes the head of the line"
         found.append(Explanation(request.id, place, because))
+    found += [Explanation(request.id, "waiting", f"for the prompt of {request.parent.id}, "
+                                                 f"whose blocks it will share")
+              for request in samples if request.parent is not None]
     return found
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from engine.core.batch import Batch, RowFailed
 from engine.core.config import SchedulerConfig
 from engine.core.errors import RequestError
+from engine.core.insight import Explanation, explain
 from engine.core.intake import arrival_fields, check_request
 from engine.core.phases import FINISHED, RUNNING, SWAPPED, WAITING, Step, StepPhases
 from engine.core.request import Request
@@ -222,7 +223,8 @@ class Scheduler(StepPhases):
         if not isinstance(token, int):
             reason = token.reason if isinstance(token, RowFailed) else "no token was returned"
             self.manager.withdraw(batch, request)
-            request.num_tokens = batch.starts[index] + batch.counts[index]
+            request.num_computed = batch.starts[index]
+            request.num_tokens = request.num_computed + batch.counts[index]
             done.append((request, "error", reason))
             return
         if request.tokens is not None:
@@ -259,6 +261,7 @@ class Scheduler(StepPhases):
         for row in batch.rows:
             if not row.request.finished:
                 # Under look-ahead the token that now never comes may have been counted already.
+                row.request.num_computed = row.start
                 if row.samples:
                     row.request.num_tokens = row.start + row.num_tokens
                 self._finish(row.request, "error", reason)
@@ -294,6 +297,10 @@ class Scheduler(StepPhases):
             more = {} if error is None else {"error": error}
             self._emit("finish", request=request.id, reason=reason, outputs=request.num_output,
                        **more)
+
+    def explain(self) -> list[Explanation]:
+        """Why each live request is where it is, as of the last schedule()."""
+        return explain(self, [child for parent in self._parents for child in parent.children])
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, with nothing changed, while any block is in use."""

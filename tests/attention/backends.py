@@ -54,7 +54,8 @@ def _triton_small(shape: AttentionShape) -> AttentionBackend:
     """Tiles of 16 and parts of 16 tokens: short contexts take several of each."""
     from engine.attention.triton_paged import Tiles, TritonPaged
     tiles = Tiles(16, 16, 4, 2)
-    return TritonPaged(shape, decode_tiles=tiles, prefill_tiles=tiles, processors=8, shortest_part=16)
+    return TritonPaged(shape, decode_tiles=tiles, prefill_tiles=tiles, processors=8,
+                       shortest_part=16)
 
 
 def _flash(library):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+
 from tests.attention.oracle import Case, Row, build, differences
 
 B = 4  # the default block size of a Case
@@ -26,8 +27,9 @@ CASES = [
          shuffled=True),
     Case("prefix shared within the step", (Row(9), Row(3, 8, owner=0, shared=2))),
     Case("decode in blocks that the step writes", (Row(8), Row(1, 8, owner=0, shared=2))),
-    Case("reader before writer", (Row(10), Row(1, 4, owner=0, shared=1), Row(2, 8, owner=0, shared=2)),
-         shuffled=True, seed=3),
+    Case("reader before writer",
+         (Row(10), Row(1, 4, owner=0, shared=1), Row(2, 8, owner=0, shared=2)), shuffled=True,
+         seed=3),
     Case("blocks shared by three decodes",
          (Row(1, 9), Row(1, 8, owner=0, shared=2), Row(1, 11, owner=0, shared=2))),
     # -------- slots
@@ -49,7 +51,8 @@ CASES = [
     Case("block of 3", (Row(1, 5), Row(4, 3)), block_size=3),
     Case("block of 16", (Row(1, 15), Row(1, 16), Row(5, 30)), block_size=16),
     Case("block of 32", (Row(1, 31), Row(1, 32), Row(5, 30)), block_size=32),
-    Case("block of 256", (Row(1, 255), Row(1, 256), Row(3, 254), Row(1)), block_size=256, kv_heads=1),
+    Case("block of 256", (Row(1, 255), Row(1, 256), Row(3, 254), Row(1)), block_size=256,
+         kv_heads=1),
     # -------- numbers
     Case("scores of 10,000", (Row(1, 20), Row(9, 6)), logits=1e4),
     Case("scores of 10,000 in fp-friendly dims", (Row(1, 33), Row(5)), logits=1e4, head_dim=64,
@@ -63,7 +66,8 @@ def for_pages_of(cases: list[Case], block_size: int) -> list[Case]:
     def stretch(case: Case) -> Case:
         factor = block_size // case.block_size
         owners = {row.owner for row in case.rows}
-        rows = [replace(row, cached=row.cached * factor, new=row.new * (factor if at in owners else 1))
+        rows = [replace(row, cached=row.cached * factor,
+                        new=row.new * factor if at in owners else row.new)
                 for at, row in enumerate(case.rows)]
         return replace(case, block_size=block_size, rows=tuple(rows))
     return [stretch(case) for case in cases if block_size % case.block_size == 0]
@@ -71,7 +75,7 @@ def for_pages_of(cases: list[Case], block_size: int) -> list[Case]:
 
 def run_case(backend_for, case: Case, dtype: torch.dtype, device: torch.device | str,
              layers: int = 1) -> list[str]:
-    """Run `case` on backend_for(shape), `layers` times with one plan; what is wrong, if anything."""
+    """Run `case` on backend_for(shape), `layers` times with one plan; what is wrong, if at all."""
     backend = backend_for(case.shape(dtype, device))
     step, problems = build(case, dtype, device), []
     plan = backend.plan(step.inputs, step.num_blocks)
@@ -120,7 +124,8 @@ def run_decode_plan(backend, device: torch.device | str, capture, steps: int = 3
     slots = torch.full((rows,), -1, dtype=torch.int64, device=device)
     lengths = torch.ones(rows, dtype=torch.int32, device=device)
     tables = torch.full((rows, width), blocks, dtype=torch.int32, device=device)
-    q, k, v = (torch.zeros(rows, count, shape.head_dim, dtype=dtype, device=device) for count in heads)
+    q, k, v = (torch.zeros(rows, count, shape.head_dim, dtype=dtype, device=device)
+               for count in heads)
     caches = [torch.zeros(blocks + 1, *made[0].k_cache.shape[1:], dtype=dtype, device=device)
               for _ in range(2)]
     plan = backend.decode_plan(slots, lengths, tables)

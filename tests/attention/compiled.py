@@ -25,7 +25,8 @@ POINTERS = {"rows": "*i32", "cu_seqlens_q": "*i32", "seqlens_k": "*i32", "tables
             "lse": "*fp32"}
 NUMBERS = {"q_stride": "i32", "k_stride": "i32", "v_stride": "i32", "table_stride": "i32",
            "parts": "i32", "scale": "fp32"}
-ALIGNED = {*POINTERS, "out", "q", "k", "v", "k_cache", "v_cache", "q_stride", "k_stride", "v_stride"}
+ALIGNED = {*POINTERS, "out", "q", "k", "v", "k_cache", "v_cache", "q_stride", "k_stride",
+           "v_stride"}
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,20 @@ class Compiled:
     stack: int | None  # bytes a thread, where registers are spilled to
 
 
-def compile_kernel(kernel, constants: dict, dtype: torch.dtype, capability: int, tiles: Tiles) -> Compiled:
+def compile_kernel(kernel, constants: dict, dtype: torch.dtype, capability: int,
+                   tiles: Tiles) -> Compiled:
     """Compile `kernel` as the back end would launch it: pointers and strides divisible by 16."""
     names = kernel.arg_names
-    signature = {name: POINTERS.get(name) or NUMBERS.get(name) or f"*{NAMES[dtype]}" for name in names}
+    signature = {name: POINTERS.get(name) or NUMBERS.get(name) or f"*{NAMES[dtype]}"
+                 for name in names}
     signature.update(dict.fromkeys(constants, "constexpr"))
     source = ASTSource(
         fn=kernel, signature=signature,
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in names if name in ALIGNED})
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=tiles.launch)
+        attrs={(names.index(name),): [["tt.divisibility", 16]]
+               for name in names if name in ALIGNED})
+    target = GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(source, target=target, options=tiles.launch)
     return Compiled(compiled.asm["ptx"], compiled.metadata.shared, *_usage(compiled.asm["cubin"]))
 
 
@@ -56,8 +61,8 @@ def _usage(cubin: bytes) -> tuple[int | None, int | None]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", told)
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout)
     return (int(found[1]), int(found[2])) if found else (None, None)
 
 
@@ -81,8 +86,8 @@ def prefill(dtype: torch.dtype, head_dim: int, block_size: int, group: int, kv_h
 
 
 def reduce(dtype: torch.dtype, head_dim: int, heads: int, capability: int) -> Compiled:
-    constants = dict(HEADS=heads, HEAD_DIM=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
-                     BLOCK_N=64, LEAST_TILES=4)
+    constants = dict(HEADS=heads, HEAD_DIM=head_dim, BLOCK_N=64, LEAST_TILES=4,
+                     BLOCK_D=max(16, triton.next_power_of_2(head_dim)))
     return compile_kernel(kernels.reduce_kernel, constants, dtype, capability, Tiles(1, 64, 1, 3))
 
 

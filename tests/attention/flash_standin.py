@@ -67,9 +67,10 @@ class FlashAttn2:
               "paged K/V does not support cache_batch_idx")
         check(not (block_table is not None and cache_leftpad is not None),
               "paged K/V does not support cache_leftpad")
-        unused(k is None, v is None, rotary_cos is None, rotary_sin is None, cache_batch_idx is None,
-               cache_leftpad is None, window_size == (-1, -1), softcap == 0.0, alibi_slopes is None,
-               not return_softmax_lse, block_table is not None)
+        unused(k is None, v is None, rotary_cos is None, rotary_sin is None,
+               cache_batch_idx is None, cache_leftpad is None, window_size == (-1, -1),
+               softcap == 0.0, alibi_slopes is None, not return_softmax_lse,
+               block_table is not None)
         check(q.dim() == 4, "q must be [batch, queries, heads, head_dim]")
         check_tensors(q, k_cache, v_cache, paged=True)
         check(k_cache.shape[1] % 256 == 0, "page size must be divisible by 256")

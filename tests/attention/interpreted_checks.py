@@ -30,10 +30,10 @@ def test_store_writes_each_token_to_its_slot_and_skips_minus_1(heads: int, dim: 
 def test_store_reads_slices_of_a_projection_and_copies_other_layouts():
     fused = torch.randn(6, 2, 3, 16)
     k_cache, v_cache = torch.zeros(2, 2, 4, 3, 16)
-    store_kv(fused[:, 0], fused[:, 1].transpose(1, 2).contiguous().transpose(1, 2), k_cache, v_cache,
-             torch.arange(6))
-    assert torch.equal(k_cache.view(8, 3, 16)[:6], fused[:, 0])
-    assert torch.equal(v_cache.view(8, 3, 16)[:6], fused[:, 1])
+    k, v = fused[:, 0], fused[:, 1].transpose(1, 2).contiguous().transpose(1, 2)
+    store_kv(k, v, k_cache, v_cache, torch.arange(6))
+    assert torch.equal(k_cache.view(8, 3, 16)[:6], k)
+    assert torch.equal(v_cache.view(8, 3, 16)[:6], v)
 
 
 def test_offsets_past_2_31_elements_are_64_bit():

@@ -52,8 +52,9 @@ class Naive:
                 self.write(inputs, begin, end, k, v, k_cache, v_cache)
             for token in range(begin, end):
                 last = int(inputs.seqlens_k[row]) - (end - token)
-                out[token] = self.query(q[token].double(), inputs.block_tables[row],
-                                        self.seen(inputs, row, last, token - begin), k_cache, v_cache)
+                seen = self.seen(inputs, row, last, token - begin)
+                out[token] = self.query(q[token].double(), inputs.block_tables[row], seen, k_cache,
+                                        v_cache)
         if self.fault == "reads first":
             self.write(inputs, 0, len(q), k, v, k_cache, v_cache)
         return out.to(q.dtype).reshape(len(q), -1)

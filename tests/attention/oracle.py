@@ -93,7 +93,7 @@ def build(case: Case, dtype: torch.dtype, device: torch.device | str) -> Step:
     keys, values, tables, num_blocks = _contents(case, rows, rng, dtype)
 
     page = (num_blocks + 1, case.block_size, case.kv_heads, case.head_dim)
-    k_after, v_after = torch.full(page, math.nan, dtype=dtype), torch.full(page, math.nan, dtype=dtype)
+    k_after, v_after = torch.full((2, *page), math.nan, dtype=dtype)
     k_after[num_blocks], v_after[num_blocks] = 0, 0
     slots_of = [_slots(table, len(key), case.block_size) for table, key in zip(tables, keys)]
     flat = (-1, case.kv_heads, case.head_dim)
@@ -139,7 +139,8 @@ def build(case: Case, dtype: torch.dtype, device: torch.device | str) -> Step:
 
 
 def _contents(case: Case, rows: list[Row], rng: np.random.Generator, dtype: torch.dtype):
-    """Dense K and V [length, kv_heads, head_dim] and the block table of each row; blocks permuted."""
+    """Each row's dense K and V [length, kv_heads, head_dim] and its block table, permuted; and how
+    many blocks there are in all."""
     need = [-(-(row.cached + row.new) // case.block_size) for row in rows]
     own = [0 if row.padding else count - row.shared for row, count in zip(rows, need)]
     num_blocks = sum(own) + 2

@@ -46,7 +46,8 @@ def steps(draw, largest_block: int = 9, most_rows: int = 5, most_tokens: int = 1
     rows: list[Row] = []
     for _ in range(draw(st.integers(1, most_rows))):
         new = draw(st.one_of(st.just(1), st.integers(1, most_tokens)))
-        row = Row(new, draw(st.integers(0, 3 * most_tokens)), written=new == 1 and draw(st.booleans()))
+        row = Row(new, draw(st.integers(0, 3 * most_tokens)),
+                  written=new == 1 and draw(st.booleans()))
         owners = [at for at, other in enumerate(rows) if other.owner is None]
         if owners and not row.written and draw(st.booleans()):
             owner = draw(st.sampled_from(owners))
@@ -60,7 +61,7 @@ def steps(draw, largest_block: int = 9, most_rows: int = 5, most_tokens: int = 1
                 draw(st.integers(0, 2**16)))
 
 
-@pytest.mark.parametrize("subject", [subject for subject in SUBJECTS if subject.page is None], ids=_id)
+@pytest.mark.parametrize("subject", [one for one in SUBJECTS if one.page is None], ids=_id)
 def test_any_step_equals_the_oracle(subject: Subject):
     slow = "triton" in subject.name
 

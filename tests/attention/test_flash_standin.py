@@ -41,8 +41,9 @@ def varlen(**changes) -> dict:
     """A right call of flash_attn_varlen_func: rows of 2 and 3 queries over 2 and 300 positions."""
     torch.manual_seed(0)
     cache = torch.randn(4, 256, 2, 16).half()
-    return dict(q=torch.randn(5, 4, 16).half(), k=cache, v=cache.clone(), cu_seqlens_q=ints(0, 2, 5),
-                cu_seqlens_k=ints(0, 2, 302), max_seqlen_q=3, max_seqlen_k=300, causal=True,
+    return dict(q=torch.randn(5, 4, 16).half(), k=cache, v=cache.clone(),
+                cu_seqlens_q=ints(0, 2, 5), cu_seqlens_k=ints(0, 2, 302), max_seqlen_q=3,
+                max_seqlen_k=300, causal=True,
                 block_table=torch.tensor([[2, 0], [3, 1]], dtype=torch.int32)) | changes
 
 
@@ -76,8 +77,8 @@ def test_the_three_functions_agree_where_they_overlap():
     call = kvcache()
     decode = FlashAttn2.flash_attn_with_kvcache(**call)
     rows = FlashAttn2.flash_attn_varlen_func(
-        call["q"].squeeze(1), call["k_cache"], call["v_cache"], ints(0, 1, 2), ints(0, 5, 305), 1, 300,
-        causal=True, block_table=call["block_table"])
+        call["q"].squeeze(1), call["k_cache"], call["v_cache"], ints(0, 1, 2), ints(0, 5, 305), 1,
+        300, causal=True, block_table=call["block_table"])
     call["page_table"] = call.pop("block_table")
     newer = FlashAttn3.flash_attn_with_kvcache(**call)
     assert torch.equal(decode.squeeze(1), rows) and torch.equal(decode, newer)

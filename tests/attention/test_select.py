@@ -43,15 +43,17 @@ def test_unknown_name_lists_the_known_ones_with_why_each_cannot_be_used(reasons)
     reasons(flash="flash-attn is not installed")
     with pytest.raises(ConfigError) as error:
         choose("flashinfer", shape_on("cuda"))
-    assert str(error.value) == ("attention back end 'flashinfer' is not known; known: auto, flash (not "
-                                "here: flash-attn is not installed), triton, torch")
+    assert str(error.value) == (
+        "attention back end 'flashinfer' is not known; known: auto, flash (not here: flash-attn is "
+        "not installed), triton, torch")
 
 
 def test_known_name_that_cannot_be_used_says_why_and_what_can():
     with pytest.raises(ConfigError) as error:
         make_backend("flash", shape_on("cpu"))
-    assert str(error.value).startswith("attention back end 'flash' cannot be used here: needs a CUDA "
-                                       "device, not cpu; others: auto, triton (not here: ")
+    assert str(error.value).startswith(
+        "attention back end 'flash' cannot be used here: needs a CUDA device, not cpu; others: "
+        "auto, triton (not here: ")
     assert str(error.value).endswith(", torch")
 
 
@@ -71,8 +73,9 @@ def test_missing_package_is_a_reason_and_a_broken_module_of_ours_an_error(monkey
 
 
 def test_every_known_back_end_has_a_class_of_its_name_or_a_reason():
-    for name, reason in availability(shape_on("cpu", dtype=torch.float32)).items():
-        assert reason is not None or make_backend(name, shape_on("cpu", dtype=torch.float32)).name == name
+    shape = shape_on("cpu", dtype=torch.float32)
+    for name, reason in availability(shape).items():
+        assert reason is not None or make_backend(name, shape).name == name
     assert flash.unavailable(shape_on("cpu")) == "needs a CUDA device, not cpu"
 
 

@@ -15,8 +15,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed: its kernels are not tested")
 
-from engine.attention.base import AttentionShape  # noqa: E402
-from engine.attention.triton_paged import (  # noqa: E402
+from engine.attention.base import AttentionShape
+from engine.attention.triton_paged import (
     INTERPRETED,
     LONGEST_PART,
     MOST_PARTS,
@@ -42,8 +42,8 @@ def test_kernels_under_the_interpreter(file: str):
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "TRITON_INTERPRET": "1"},
                           capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    counts = dict(reversed(pair.split()) for pair in re.findall(r"\d+ (?:passed|skipped)", done.stdout))
-    assert int(counts["passed"]) >= 14
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) >= 14
 
 
 # ------------------------------------------------------------------ compiled, not run
@@ -51,7 +51,7 @@ def test_kernels_under_the_interpreter(file: str):
 
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_for_gpus_and_use_their_copies_and_tensor_cores(capability: int):
-    """Qwen3-0.6B's shapes. sm_90: wgmma in prefill. Both: K and V by 16-byte asynchronous copies."""
+    """Qwen3-0.6B's shapes. sm_90: wgmma in prefill. Both: K and V by 16-byte async copies."""
     from tests.attention import compiled
     decode = compiled.decode(torch.bfloat16, 128, 16, 2, 8, capability)
     prefill = compiled.prefill(torch.bfloat16, 128, 16, 2, 8, capability)
@@ -122,7 +122,8 @@ def test_prefill_tiles_cover_every_pair_once_and_the_longest_come_first(group: i
     assert wanted <= covered and len(tile_rows) == sum(-(-queries * group // 16))
     first_seen = {row: length - count for row, count, length in
                   zip(rows.tolist(), queries.tolist(), lengths.tolist())}
-    seen = [first_seen[row] + start // group for row, start in zip(tile_rows.tolist(), starts.tolist())]
+    seen = [first_seen[row] + start // group
+            for row, start in zip(tile_rows.tolist(), starts.tolist())]
     assert seen == sorted(seen, reverse=True)
 
 

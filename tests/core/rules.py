@@ -28,6 +28,7 @@ class StepRules:
         self.in_line = list(scheduler.running)
         self.key = self._keys()
         self.steps = scheduler.num_steps
+        self.blocked = scheduler.blocked
 
     def _keys(self) -> dict[Request, Any]:
         order, manager = self.scheduler.order, self.scheduler.manager
@@ -114,7 +115,8 @@ class StepRules:
             assert all(r.status is not SWAPPED for r in self.status), "swapped ones come first"
         if came_in:
             assert not batch.preempted or not came_in, "admitted in a step that preempted"
-        if self.config.batching == "static" and any(
+        forming = self.blocked is not None and self.blocked[1] == "budget"
+        if self.config.batching == "static" and not forming and any(
                 was in (RUNNING, SWAPPED) and r not in batch.ended
                 for r, was in self.status.items()):
             assert all(r.num_preemptions or r.parent is not None and not r.parent.finished

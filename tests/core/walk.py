@@ -18,8 +18,7 @@ from tests.core.recorder import Recorder, StateMirror
 from tests.core.rules import StepRules
 from tests.core.workload import Combo, RequestMaker, random_config
 
-RUNNING, WAITING = RequestStatus.RUNNING, RequestStatus.WAITING
-SWAPPED, FINISHED = RequestStatus.SWAPPED, RequestStatus.FINISHED
+WAITING, SWAPPED = RequestStatus.WAITING, RequestStatus.SWAPPED
 
 
 def steps_bound(requests: list[Request]) -> int:
@@ -91,7 +90,7 @@ class Walk:
                 self.requests.append(request)
                 self.scheduler.submit(request)
         if self.aborting and rng.random() < 0.15 and self.requests:
-            victim = rng.choice(self.requests[-10:])
+            victim = rng.choice(self.scheduler.swapped or self.requests[-10:])
             for _ in range(rng.choice((1, 1, 2))):
                 self.operations += 1
                 self.scheduler.abort(victim.id)
@@ -143,13 +142,12 @@ class Walk:
             assert left <= set(batch.requests), "a failed step ended a request not in it"
             assert all(request.finished for request in batch.requests)
         else:
-            stopped = [request.id for request, token in zip(batch.requests, tokens, strict=True)
-                       if isinstance(token, int) and request.user.stop_string_at is not None
-                       and not request.finished
-                       and request.user.stop_string_at == batch.starts[
-                           batch.requests.index(request)] + batch.counts[
-                           batch.requests.index(request)]]
+            stopped = [row.request.id for row, token in zip(batch.rows, tokens, strict=True)
+                       if isinstance(token, int) and not row.request.finished
+                       and row.request.user.stop_string_at == row.start + row.num_tokens]
             self.reached["row failed"] += sum(isinstance(token, RowFailed) for token in tokens)
+            self.reached["token of a victim in flight"] += sum(
+                row.samples and row.request.status in (WAITING, SWAPPED) for row in batch.rows)
             done = self.scheduler.commit(batch, tokens, stopped=stopped)
         self.returned.update(done)
         self.rules.pools()

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -69,10 +70,13 @@ def test_a_result_reads_as_an_object_and_as_a_dict(llm):
 
 def test_text_ids_and_dict_prompts_of_one_content_give_one_result(llm):
     ids = llm.tokenizer(PROMPTS[1])["input_ids"]
-    forms = [PROMPTS[1], ids, {"prompt": PROMPTS[1]}, {"prompt_token_ids": ids, "cache_salt": "x"}]
+    forms = [PROMPTS[1], ids, np.array(ids), torch.tensor(ids), {"prompt": PROMPTS[1]},
+             {"prompt_token_ids": ids, "cache_salt": "x"}]
     texts = {llm.generate([form], GREEDY)[0].text for form in forms}
     assert len(texts) == 1
-    assert llm.generate(ids, GREEDY)[0].prompt is None
+    for one_prompt in (ids, np.array(ids)):
+        (out,) = llm.generate(one_prompt, GREEDY)
+        assert out.text in texts and out.prompt is None
 
 
 def test_results_come_in_the_order_of_the_prompts_with_their_own_params(llm):
@@ -188,6 +192,7 @@ def test_two_streams_and_a_generate_share_the_engine(llm):
     ("", "the prompt is empty"), ([[]], "the prompt is empty"),
     ([[5] * 512], "512 tokens.*max_model_len is 512"), ([5, 1024], "token id 1024.*1024 tokens"),
     ([-1, 5], "token id -1"), ({"promt": "x"}, "a prompt dict has"),
+    ([[1, 2.5]], "a prompt is text.*list"), ([None], "a prompt is text.*NoneType"),
     ({"prompt": "x", "prompt_token_ids": [1]}, "a prompt dict has")])
 def test_a_bad_prompt_is_refused_by_name_and_the_engine_goes_on(prompt, named, llm):
     with pytest.raises(RequestError, match=named):

@@ -1,7 +1,8 @@
-"""Published vLLM runs, simulated: `python tests/simulator/published.py [traces folder]` prints the errors.
+"""Published vLLM runs, simulated: `python tests/simulator/published.py [traces folder]`.
 
-The frozen constants of hardware.toml against the textbook roofline (the larger of compute and memory
-time, no overheads). A client constant of 7 ms is added where the publisher measured over HTTP.
+Prints the errors of hardware.toml's frozen constants beside those of the textbook roofline (the
+larger of compute and memory time, no overheads). A client constant of 7 ms is added where the
+publisher measured over HTTP.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from simulator.traces import read_trace
 from simulator.workload import Workload, fixed_list
 
 CLIENT = 0.007
-TEXTBOOK = {"gemm_flops": 1.0, "gemm_bandwidth": 1.0, "prefill_flops": 1.0, "decode_bandwidth": 1.0,
-            "prefill_bandwidth": 1.0, "elementwise": 1e9, "p_norm": math.inf, "layer_us": 0.0,
-            "step_us": 0.0, "decode_seq_us": 0.0, "sampled_seq_us": 0.0, "allreduce_us_nvlink": 0.0}
+TEXTBOOK = {"gemm_flops": 1.0, "gemm_bandwidth": 1.0, "prefill_flops": 1.0,
+            "decode_bandwidth": 1.0, "prefill_bandwidth": 1.0, "elementwise": 1e9,
+            "p_norm": math.inf, "layer_us": 0.0, "step_us": 0.0, "decode_seq_us": 0.0,
+            "sampled_seq_us": 0.0, "allreduce_us_nvlink": 0.0}
 NAMES = {"lat": "e2el", "e2e": "e2el", "p50": "median"}
 
 
@@ -42,7 +44,7 @@ class Setup(NamedTuple):
 
 def chat(system: int, groups: int, question: int, output: int, *phases: tuple[float, float]
          ) -> Workload:
-    """Poisson phases of (seconds, rate); every prompt starts with one of `groups` system prompts."""
+    """Poisson phases of (seconds, rate); prompts start with one of `groups` system prompts."""
     rng, at, group, begin = Random("published"), array("d"), [], 0.0
     for seconds, rate in phases:
         now = begin + rng.expovariate(rate)
@@ -51,8 +53,8 @@ def chat(system: int, groups: int, question: int, output: int, *phases: tuple[fl
             group.append(rng.randrange(groups))
             now += rng.expovariate(rate)
         begin += seconds
-    count = len(at)
-    return Workload("chat", at, array("q", [system + question] * count), array("q", [output] * count),
+    prompts = array("q", [system + question] * len(at))
+    return Workload("chat", at, prompts, array("q", [output] * len(at)),
                     lambda index, size: [group[index] << 20 | j for j in range(system // size)])
 
 
@@ -110,7 +112,8 @@ def _figure(metrics: Any, name: str, unit: str) -> float:
 
 def main() -> None:
     """Print the table."""
-    where = sys.argv[1] if len(sys.argv) > 1 else os.environ.get("TANDEM_TRACES", "../shared/traces")
+    default = os.environ.get("TANDEM_TRACES", "../shared/traces")
+    where = sys.argv[1] if len(sys.argv) > 1 else default
     print(f"{'run':<4} {'figure':<18} {'frozen':>8} {'textbook':>9}")
     for run in SETUPS:
         ours, textbook = (errors(Path(where), run, eff) for eff in (None, TEXTBOOK))

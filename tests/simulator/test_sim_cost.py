@@ -33,7 +33,7 @@ def tuned(**values: float):
 
 IDEAL = tuned(gemm_flops=1.0, gemm_bandwidth=1.0, prefill_flops=1.0, decode_bandwidth=1.0,
               prefill_bandwidth=1.0, elementwise=1e12, p_norm=math.inf, layer_us=0.0, step_us=0.0,
-              decode_seq_us=0.0)
+              decode_seq_us=0.0, sampled_seq_us=0.0)
 
 
 def test_a_batch_becomes_the_sums_by_hand():

@@ -1,0 +1,183 @@
+"""The small changes that tests/core/mutate.py tries, and the survivors that are no loss.
+
+A change knows its line, a name that stays the same when lines move, and how to apply itself to the
+tree it was found in.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+# key (as mutate.py prints it) -> why no test can tell the difference
+EQUIVALENT: dict[str, str] = {}
+
+COMPARES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
+            ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
+            ast.NotIn: ast.In}
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult,
+             ast.Mod: ast.FloorDiv, ast.Div: ast.Mult, ast.BitOr: ast.BitAnd,
+             ast.BitAnd: ast.BitOr, ast.LShift: ast.RShift}
+CALLS = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+@dataclass
+class Change:
+    line: int
+    name: str
+    apply: Callable[[], None]
+
+
+def changes(tree: ast.Module) -> Iterator[Change]:
+    """All changes of a module, each to be applied to a tree of its own."""
+    seen: Counter[str] = Counter()
+    for change in _Finder().visit_block(tree, "module"):
+        seen[change.name] += 1
+        if seen[change.name] > 1:
+            change.name += f" ({seen[change.name]})"
+        yield change
+
+
+class _Finder:
+    """Walks statements and expressions; passes over what is no behaviour: docstrings, annotations,
+    imports, asserts (they are for our own bugs), protocols, type checking, representations."""
+
+    statement_text = ""
+
+    def visit_block(self, parent: ast.AST, where: str) -> Iterator[Change]:
+        for field in ("body", "orelse", "finalbody", "handlers"):
+            statements = getattr(parent, field, None)
+            if isinstance(statements, list):
+                for index, statement in enumerate(statements):
+                    yield from self.statement(statements, index, statement, where)
+
+    def statement(self, siblings: list, index: int, node: ast.AST, where: str) -> Iterator[Change]:
+        if isinstance(node, (ast.Import, ast.ImportFrom, ast.Assert, ast.Global, ast.Pass)):
+            return
+        if isinstance(node, ast.ClassDef):
+            if not any(ast.unparse(base).startswith("Protocol") for base in node.bases):
+                yield from self.visit_block(node, node.name)
+            return
+        if isinstance(node, ast.FunctionDef):
+            if node.name != "__repr__":
+                inside = node.name if where == "module" else f"{where}.{node.name}"
+                yield from self.defaults(node, inside)
+                yield from self.visit_block(node, inside)
+            return
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            return  # a docstring
+        yield from self.left_out(siblings, index, node, where)
+        yield from self.expressions(node, where)
+        yield from self.visit_block(node, where)
+
+    def left_out(self, siblings: list, index: int, node: ast.AST, where: str) -> Iterator[Change]:
+        def replace(by: ast.stmt) -> Callable[[], None]:
+            return lambda: siblings.__setitem__(index, ast.copy_location(by, node))
+
+        text = ast.unparse(node).split("\n")[0]
+        if isinstance(node, (ast.Expr, ast.AugAssign, ast.Raise, ast.Delete)) or isinstance(
+                node, ast.Assign) and not isinstance(node.targets[0], ast.Name):
+            yield Change(node.lineno, f"{where}: {text} -> pass", replace(ast.Pass()))
+        elif isinstance(node, ast.Continue):
+            yield Change(node.lineno, f"{where}: continue -> break", replace(ast.Break()))
+        elif isinstance(node, ast.Break):
+            yield Change(node.lineno, f"{where}: break -> continue", replace(ast.Continue()))
+        elif isinstance(node, ast.Return) and node.value is not None \
+                and not (isinstance(node.value, ast.Constant) and node.value.value is None):
+            yield Change(node.lineno, f"{where}: {text} -> return None",
+                         replace(ast.Return(ast.Constant(None))))
+        elif isinstance(node, ast.Return):
+            yield Change(node.lineno, f"{where}: {text} -> pass", replace(ast.Pass()))
+
+    def defaults(self, node: ast.FunctionDef, where: str) -> Iterator[Change]:
+        self.statement_text = f"def {node.name}"
+        for holder in (node.args.defaults, node.args.kw_defaults):
+            for default in holder:
+                if default is not None:
+                    yield from self.tree(default, where)
+
+    def expressions(self, node: ast.AST, where: str) -> Iterator[Change]:
+        """The expressions of one statement, not those of the statements inside it."""
+        self.statement_text = ast.unparse(node).split("\n")[0][:60]
+        if isinstance(node, (ast.If, ast.While)):
+            yield from self.condition(node, where)
+        for field, value in ast.iter_fields(node):
+            if field in ("body", "orelse", "finalbody", "handlers", "annotation", "type"):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from self.tree(child, where)
+
+    def condition(self, node: ast.If | ast.While | ast.IfExp, where: str) -> Iterator[Change]:
+        text = ast.unparse(node.test)
+        # `while True` would only ever be found by the clock.
+        for value in (True, False) if not isinstance(node, ast.While) else (False,):
+            yield Change(node.test.lineno, f"{where}: if {text} -> if {value}",
+                         lambda value=value: setattr(node, "test", ast.Constant(value)))
+
+    def tree(self, top: ast.AST, where: str) -> Iterator[Change]:
+        for node in ast.walk(top):
+            yield from self.expression(node, where)
+
+    def expression(self, node: ast.AST, where: str) -> Iterator[Change]:
+        def named(after: str) -> str:
+            text = ast.unparse(node)
+            place = f" in {self.statement_text}" if isinstance(node, ast.Constant) else ""
+            return f"{where}: {text} -> {after}{place}"
+
+        if isinstance(node, ast.Compare):
+            for index, operator in enumerate(node.ops):
+                other = COMPARES[type(operator)]
+                yield Change(node.lineno, named(other.__name__),
+                             lambda i=index, o=other: node.ops.__setitem__(i, o()))
+        elif isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            other = OPERATORS[type(node.op)]
+            yield Change(node.lineno, named(other.__name__),
+                         lambda o=other: setattr(node, "op", o()))
+        elif isinstance(node, ast.BoolOp):
+            other = ast.Or if isinstance(node.op, ast.And) else ast.And
+            yield Change(node.lineno, named(other.__name__),
+                         lambda o=other: setattr(node, "op", o()))
+            for index, operand in enumerate(node.values):
+                yield Change(operand.lineno, named(f"without {ast.unparse(operand)}"),
+                             lambda i=index: node.values.pop(i))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
+            yield Change(node.lineno, named("without " + type(node.op).__name__),
+                         lambda: _without_sign(node))
+        elif isinstance(node, ast.IfExp):
+            yield from self.condition(node, where)
+        elif isinstance(node, ast.comprehension):
+            for index, test in enumerate(node.ifs):
+                yield Change(test.lineno, f"{where}: … if {ast.unparse(test)} -> without if",
+                             lambda i=index: node.ifs.__setitem__(i, ast.Constant(True)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) \
+                and node.func.id in CALLS:
+            yield Change(node.lineno, named(CALLS[node.func.id]),
+                         lambda: setattr(node.func, "id", CALLS[node.func.id]))
+        elif isinstance(node, ast.Constant):
+            yield from self.constant(node, named)
+
+    def constant(self, node: ast.Constant, named: Callable[[str], str]) -> Iterator[Change]:
+        value = node.value
+        if isinstance(value, bool):
+            other: object = not value
+        elif isinstance(value, (int, float)):
+            other = value + 1
+        elif isinstance(value, str) and value.isidentifier():
+            other = value + "X"
+        else:
+            return  # texts: their tests quote them where it matters
+        yield Change(node.lineno, named(repr(other)), lambda: setattr(node, "value", other))
+
+
+def _without_sign(node: ast.UnaryOp) -> None:
+    """`not x` becomes bool(x), `-x` becomes +x."""
+    if isinstance(node.op, ast.Not):
+        operand = node.operand
+        node.operand = ast.copy_location(ast.UnaryOp(ast.Not(), operand), operand)
+    else:
+        node.op = ast.UAdd()

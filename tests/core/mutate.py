@@ -1,0 +1,203 @@
+"""Mutation testing of engine/core: python -m tests.core.mutate [--module scheduler] [--list].
+
+Each mutant is one small change of one module: a comparison, an operator, a constant, a condition,
+a statement left out. It lives in a forked process only (the source is never touched), where the
+tests run, nearest ones first, until one fails. CPU time is limited, so an endless loop counts as
+killed. What survives is printed; EQUIVALENT in mutants.py says which survivors no test can kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.abc
+import importlib.util
+import os
+import resource
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from tests.core.mutants import EQUIVALENT, changes
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "engine" / "core"
+SKIPPED = {"__init__", "bench"}
+
+NEAREST = {
+    "block_pool": ["pool", "eviction"], "block_manager": ["prefix", "forks", "preemption"],
+    "eviction": ["eviction"], "registry": ["eviction", "orders"], "config": ["request"],
+    "errors": ["events", "request"], "request": ["request", "prefix", "ends"],
+    "batch": ["ends", "stable"], "events": ["events"], "replay": ["replay"],
+    "insight": ["insight", "prefix"], "intake": ["request", "forks"],
+    "policies": ["orders", "batching", "preemption"], "stable": ["stable"],
+    "phases": ["batching", "preemption", "forks", "prefix", "orders"],
+    "scheduler": ["ends", "lookahead", "forks", "batching", "stable"],
+}
+HEAVY = ["manager_machine", "walk", "stable"]
+CPU_LIMIT = 90  # seconds of one mutant, all its tests
+
+
+@dataclass(frozen=True)
+class Mutant:
+    module: str
+    number: int  # of the change, in the order of `changes`
+    line: int
+    name: str  # "function: before -> after"; stays the same when lines move
+
+    @property
+    def key(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    tree = ast.parse((CORE / f"{module}.py").read_text())
+    for number, change in enumerate(changes(tree)):
+        yield Mutant(module, number, change.line, change.name)
+
+
+def compiled(mutant: Mutant) -> CodeType:
+    path = CORE / f"{mutant.module}.py"
+    tree = ast.parse(path.read_text())
+    for number, change in enumerate(changes(tree)):
+        if number == mutant.number:
+            change.apply()
+            break
+    return compile(ast.fix_missing_locations(tree), str(path), "exec")
+
+
+class MutantFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Serves one changed module; everything else is imported as usual."""
+
+    def __init__(self, mutant: Mutant):
+        self.name, self.code = f"engine.core.{mutant.module}", compiled(mutant)
+
+    def find_spec(self, name, path, target=None):
+        if name == self.name:
+            return importlib.util.spec_from_loader(name, self)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self.code, module.__dict__)
+
+
+def test_files(module: str) -> list[list[str]]:
+    """Two rounds of test files: the nearest, then all others with the heavy ones last."""
+    folder = Path(__file__).parent
+    there = sorted(path.stem.removeprefix("test_") for path in folder.glob("test_*.py"))
+    first = [name for name in NEAREST.get(module, []) if name in there]
+    others = [name for name in there if name not in first and name not in HEAVY]
+    rounds = [first, others + [name for name in HEAVY if name in there and name not in first]]
+    return [[str(folder / f"test_{name}.py") for name in names] for names in rounds if names]
+
+
+def run_tests(mutant: Mutant | None, module: str, cpu_limit: int) -> int:
+    """In a forked process: 0 if all tests pass."""
+    import pytest
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit, cpu_limit + 5))
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 1)
+    os.dup2(nothing, 2)
+    os.environ["TANDEM_MUTANT"] = mutant.key if mutant else "none"
+    sys.setrecursionlimit(2000)
+    if mutant is not None:
+        sys.meta_path.insert(0, MutantFinder(mutant))
+    for files in test_files(module):
+        code = pytest.main([*files, "-x", "-q", "-p", "no:cacheprovider", "--no-header",
+                            "--tb=no", "-W", "ignore"])
+        if code != 0:
+            return 1
+    return 0
+
+
+def fork(mutant: Mutant | None, module: str, cpu_limit: int = CPU_LIMIT) -> int:
+    """The id of a process that runs the tests and exits with 0 if the mutant survives."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        code = 1
+        try:
+            code = run_tests(mutant, module, cpu_limit)
+        finally:
+            os._exit(code)
+    return pid
+
+
+def survivors(mutants: list[Mutant], jobs: int, say) -> list[Mutant]:
+    """Run them all, `jobs` at a time; those that no test noticed."""
+    alive: list[Mutant] = []
+    running: dict[int, tuple[Mutant, float]] = {}
+    queue, done = list(reversed(mutants)), 0
+    while queue or running:
+        while queue and len(running) < jobs:
+            mutant = queue.pop()
+            running[fork(mutant, mutant.module)] = (mutant, time.monotonic())
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid:
+            mutant, _ = running.pop(pid)
+            done += 1
+            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+                alive.append(mutant)
+                mark = "equivalent" if mutant.key in EQUIVALENT else "SURVIVED"
+                say(f"[{done}/{len(mutants)}] {mark} line {mutant.line}: {mutant.key}")
+            elif done % 50 == 0:
+                say(f"[{done}/{len(mutants)}]")
+            continue
+        time.sleep(0.02)
+        for pid, (_, since) in running.items():
+            if time.monotonic() - since > 10 * CPU_LIMIT:  # asleep: a dead lock, say
+                os.killpg(pid, signal.SIGKILL)
+    return alive
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.core.mutate", description=__doc__)
+    parser.add_argument("--module", action="append", help="only this one; may be repeated")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--every", type=int, default=1, help="a sample: each k-th mutant only")
+    parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
+    parser.add_argument("--only", help="only mutants whose name contains this text")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    modules = args.module or sorted(
+        path.stem for path in CORE.glob("*.py") if path.stem not in SKIPPED)
+    mutants = [mutant for module in modules for mutant in mutants_of(module)]
+    mutants = [mutant for mutant in mutants if args.only is None or args.only in mutant.key]
+    mutants = mutants[::args.every]
+    if args.list:
+        for mutant in mutants:
+            print(mutant.line, mutant.key)
+        return
+    import hypothesis  # noqa: F401  (imported once, before the forks)
+    import pytest  # noqa: F401
+    begin = time.monotonic()
+    for module in modules:
+        if os.waitpid(fork(None, module, 600), 0)[1] != 0:
+            sys.exit(f"the tests fail without any mutant (nearest to {module}); mend them first")
+        break
+    alive = survivors(mutants, args.jobs, lambda text: print(text, flush=True))
+    report(mutants, alive, time.monotonic() - begin)
+
+
+def report(mutants: list[Mutant], alive: list[Mutant], seconds: float) -> None:
+    total, lost = Counter(m.module for m in mutants), Counter(m.module for m in alive)
+    known = Counter(m.module for m in alive if m.key in EQUIVALENT)
+    print(f"\n{'module':16}{'mutants':>8}{'killed':>8}{'equiv.':>8}{'survived':>9}{'killed of the rest':>20}")
+    for module in [*total, "all"]:
+        count, left, same = ((sum(counter.values()) if module == "all" else counter[module])
+                             for counter in (total, lost, known))
+        share = (count - left) / max(1, count - same)
+        print(f"{module:16}{count:8}{count - left:8}{same:8}{left - same:9}{share:19.1%}")
+    print(f"{seconds:.0f} s")
+    for mutant in alive:
+        if mutant.key not in EQUIVALENT:
+            print(f"engine/core/{mutant.module}.py:{mutant.line}: {mutant.name}")
+
+
+if __name__ == "__main__":
+    main()
