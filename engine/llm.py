@@ -9,6 +9,8 @@ from operator import index
 from pathlib import Path
 from typing import IO, Any
 
+from tqdm import tqdm
+
 from engine.config import make_config
 from engine.core.errors import ConfigError, RequestError
 from engine.core.events import EventLog
@@ -49,7 +51,8 @@ class LLM:
         return self.tokenizer
 
     def generate(self, prompts: Prompt | Sequence[Prompt],
-                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
+                 sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+                 use_tqdm: bool = False, *,
                  priority: int | Sequence[int] = 0) -> list[RequestOutput]:
         """Run prompts to their end, together; results in the order of the prompts.
 
@@ -61,7 +64,7 @@ class LLM:
         groups = self._submit(_as_list(prompts), sampling_params, priority)
         sessions = [session for group in groups for session in group]
         try:
-            for session in sessions:
+            for session in tqdm(sessions, disable=not use_tqdm):
                 self._run_until_finished(session)
             return [self._result(group) for group in groups]
         finally:
@@ -103,8 +106,8 @@ class LLM:
 
     # ------------------------------------------------------------------ behind the scenes
     def _run_until_finished(self, session: Session) -> None:
-        while not session.request.finished:
-            if not self.engine.step() and not session.request.finished:
+        while not session.done:
+            if not self.engine.step() and not session.done:
                 raise RuntimeError(f"the scheduler is idle, and {session.request!r} not finished")
 
     def _deltas(self, sessions: list[Session]) -> Iterator[Delta]:
@@ -114,8 +117,7 @@ class LLM:
                 for session in waiting:
                     while session.inbox:
                         yield session.inbox.popleft()
-                waiting = [session for session in waiting
-                           if session.inbox or not session.request.finished]
+                waiting = [session for session in waiting if session.inbox or not session.done]
                 if waiting and not any(session.inbox for session in waiting):
                     self.engine.step()
         finally:
@@ -178,7 +180,7 @@ class LLM:
 
     def _close(self, sessions: list[Session]) -> None:
         for session in sessions:
-            if not session.request.finished:
+            if not session.done:
                 self.engine.abort(session.request.id)
         for session in sessions:
             self.engine.close(session)

@@ -97,17 +97,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         notes += chosen
     price = cost or Roofline(spec, device, tp=tp, block_size=config.block_size, graphs=graphs)
     header = run_header("simulated", config, spec, device, seed, workload.name)
-    logs: list[EventLog] = []
-
-    def make_loop(number: int) -> EngineLoop:
-        events = None
-        if log is not None or keep_events:
-            target = None if log is None else _replica_path(Path(log), number, replicas)
-            events = EventLog(target, header)
-            logs.append(events)
-        made = {name: make() for name, make in (parts or {}).items()}
-        return EngineLoop(Scheduler(config, emit=events and events.emit, **made), events)
-
+    make_loop, logs = _loops(config, header, log, keep_events, replicas, parts or {})
     world = World(workload, make_loop, price, router=make_router(router, seed), replicas=replicas,
                   on_progress=on_progress)
     begun, cpu = time.perf_counter(), time.process_time()
@@ -124,6 +114,24 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         events=logs[0].events if logs and log is None else None, header=header,
         log=Path(log) if log is not None else None, notes=notes,
         loop_seconds=loop_seconds, loop_cpu_seconds=cpu)
+
+
+def _loops(config: SchedulerConfig, header: dict[str, Any], log: str | Path | None,
+           keep_events: bool, replicas: int, parts: Mapping[str, Any]
+           ) -> tuple[Callable[[int], EngineLoop], list[EventLog]]:
+    """A maker of each replica's loop, and the list of the logs it opens."""
+    logs: list[EventLog] = []
+
+    def make_loop(number: int) -> EngineLoop:
+        events = None
+        if log is not None or keep_events:
+            target = None if log is None else _replica_path(Path(log), number, replicas)
+            events = EventLog(target, header)
+            logs.append(events)
+        made = {name: make() for name, make in parts.items()}
+        return EngineLoop(Scheduler(config, emit=events and events.emit, **made), events)
+
+    return make_loop, logs
 
 
 def run_header(mode: str, config: SchedulerConfig, model: ModelSpec, hardware: Hardware, seed: int,

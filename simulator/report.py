@@ -32,7 +32,7 @@ def summary_lines(metrics: Metrics) -> list[str]:
         + f"; peak concurrency {metrics.max_concurrent_requests:,}",
         f"tokens    {metrics.total_input_tokens:,} in, {metrics.total_output_tokens:,} out, "
         f"{metrics.steps:,} steps, {metrics.preemptions:,} preemptions",
-        f"duration  {metrics.duration:,.2f} s, a step running for {metrics.busy:,.2f} s of it",
+        f"duration  {metrics.duration:,.2f} s, steps running for {metrics.busy:,.2f} s in all",
         f"rate      {metrics.request_throughput:,.2f} req/s, "
         f"{metrics.output_throughput:,.1f} output tok/s, "
         f"{metrics.total_token_throughput:,.1f} tok/s in all",

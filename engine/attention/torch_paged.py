@@ -14,7 +14,9 @@ import torch.nn.functional as F
 
 from engine.attention.base import AttentionShape, StepInputs
 
-BUCKET_SLACK = 1.25  # a decode bucket gathers at most this many times the tokens it needs
+# A decode bucket may pad a row to this many times its length, and all its rows together by so many
+# tokens: the calls of one more bucket cost about as much as attending to those.
+BUCKET_SLACK, BUCKET_WASTE = 1.25, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class TorchPaged:
         decodes = decodes[np.argsort(inputs.seqlens_k[decodes], kind="stable")]
         pages = -(-inputs.seqlens_k // self.shape.block_size)
         buckets = [self._bucket(inputs, rows, pages, num_blocks)
-                   for rows in split_by_length(decodes, pages)]
+                   for rows in split_by_length(decodes, pages, self.shape.block_size)]
         chunks = [self._chunk(inputs, int(row)) for row in np.flatnonzero(queries > 1)]
         return Plan(self._move(inputs.slot_mapping), buckets, chunks)
 
@@ -166,16 +168,18 @@ class TorchPaged:
         return out.permute(2, 1, 0, 3).reshape(queries.shape[0], -1)
 
 
-def split_by_length(rows: np.ndarray, pages: np.ndarray) -> list[np.ndarray]:
-    """`rows`, sorted by pages, in runs that waste at most BUCKET_SLACK when padded to the longest.
+def split_by_length(rows: np.ndarray, pages: np.ndarray, block_size: int) -> list[np.ndarray]:
+    """`rows`, sorted by pages, in runs that are worth padding to their longest: see BUCKET_SLACK.
 
-    Runs are cut from the long end, and never for less than two pages a row.
+    Runs are cut from the long end; a run always takes rows down to one page less than its longest.
     """
-    runs, end = [], len(rows)
+    runs, lengths = [], pages[rows][::-1]  # longest first
+    end = len(rows)
     while end:
-        longest = int(pages[rows[end - 1]])
-        shortest = min(longest - 1, int(longest / BUCKET_SLACK))
-        start = int(np.searchsorted(pages[rows[:end]], shortest, side="left"))
-        runs.append(rows[start:end])
-        end = start
+        longest = lengths[0]
+        close = lengths >= min(longest - 1, longest / BUCKET_SLACK)
+        cheap = np.cumsum(longest - lengths) * block_size <= BUCKET_WASTE
+        taken = int(np.argmin(np.append(close | cheap, False)))
+        runs.append(rows[end - taken:end])
+        lengths, end = lengths[taken:], end - taken
     return runs[::-1]

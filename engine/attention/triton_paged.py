@@ -28,7 +28,7 @@ from engine.attention.upload import upload
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = isinstance(store_kernel, InterpretedFunction)
 PROGRAMS_PER_PROCESSOR = 4  # decode programs wanted a multiprocessor: enough loads in flight
-LONGEST_PART = 8192  # tokens: no decode program walks more, or one long row would hold the step up
+LONGEST_PART = 16384  # tokens: no program walks more, or one long row would hold the step up
 SHORTEST_PART = 256  # tokens: shorter parts cost more in merging than they give
 MOST_PARTS = 64
 STORE_BLOCK = 1024  # elements of K and of V a store program writes

@@ -18,16 +18,32 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Ten
     """
     if device.type != "cuda":
         return [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays]
+    starts, size = layout(arrays)
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    pack(arrays, starts, host)
+    return unpack(arrays, starts, host.to(device, non_blocking=True))
+
+
+def layout(arrays: Sequence[np.ndarray]) -> tuple[list[int], int]:
+    """Where each array starts in a buffer that holds all, and the buffer's size, in bytes."""
     starts, size = [], 0
     for array in arrays:
         starts.append(size)
         size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    host = torch.empty(max(size, 1), dtype=torch.uint8, pin_memory=True)
+    return starts, size
+
+
+def pack(arrays: Sequence[np.ndarray], starts: list[int], buffer: torch.Tensor) -> None:
+    """Copy the arrays into `buffer`, uint8 on the host."""
+    flat = buffer.numpy()
     for start, array in zip(starts, arrays, strict=True):
-        target = host[start:start + array.nbytes].numpy()
-        target[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    moved = host.to(device, non_blocking=True)
-    return [moved[start:start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
+        flat[start:start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def unpack(arrays: Sequence[np.ndarray], starts: list[int],
+           buffer: torch.Tensor) -> list[torch.Tensor]:
+    """Views of `buffer`, uint8 on any device, with the arrays' shapes and dtypes."""
+    return [buffer[start:start + array.nbytes].view(_torch_dtype(array)).view(array.shape)
             for start, array in zip(starts, arrays, strict=True)]
 
 

@@ -17,7 +17,14 @@ WEYL = 0x9E3779B97F4A7C15
 
 def derive_seed(seed: int, number: int) -> int:
     """A 64-bit seed for the `number`-th stream of `seed`; different numbers never agree."""
-    return int(_mix(np.array([_mix_int(seed) + number * WEYL & MASK], dtype=np.uint64))[0])
+    return derive_seeds(seed, [number])[0]
+
+
+def derive_seeds(seed: int, numbers: Sequence[int]) -> list[int]:
+    """`derive_seed` of many numbers of one seed."""
+    start = _mix(np.array([seed & MASK], dtype=np.uint64))
+    steps = np.array([number & MASK for number in numbers], dtype=np.uint64) * np.uint64(WEYL)
+    return _mix(start + steps).tolist()
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -35,7 +42,3 @@ def _mix(x: np.ndarray) -> np.ndarray:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def _mix_int(seed: int) -> int:
-    return int(_mix(np.array([seed & MASK], dtype=np.uint64))[0])

@@ -65,9 +65,9 @@ class Engine:
 
     def close(self, session: Session) -> None:
         """Forget a session; its request, if it still runs, is aborted and gives back its blocks."""
-        if not session.request.finished:
+        if not session.done:
             self.abort(session.request.id)
-            while not session.request.finished and self.step():
+            while not session.done and self.step():
                 pass
         self.sessions.pop(session.request.id, None)
 
@@ -98,6 +98,8 @@ class Engine:
             self._batch = None
             with suppress(StopIteration):
                 self._batch = self._wheel.send(result)
+            if self._batch is None and self.log is not None:
+                self.log.flush()  # idle: whoever reads the log now finds it whole
             return True
 
     def _compute(self, batch: Batch) -> StepResult:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 
 from engine.core.batch import RowFailed
 from engine.core.request import SamplingParams
-from engine.runner.counter_rng import derive_seed, uniforms
+from engine.runner.counter_rng import derive_seeds, uniforms
 from engine.runner.logits import SampleRow, adjust_logits
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy: 1 / T would overflow
@@ -58,9 +58,9 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], engine_seed: int) ->
     random = [index for index, row in enumerate(rows)
               if good[index] and row.request.params.temperature >= GREEDY_BELOW]
     if random:
-        numbers = uniforms([request_seed(rows[index], engine_seed) for index in random],
-                           [rows[index].position for index in random])
-        drawn = _draw(logits, best, [rows[index] for index in random], random, numbers)
+        drawing = [rows[index] for index in random]
+        numbers = uniforms(request_seeds(drawing, engine_seed), [row.position for row in drawing])
+        drawn = _draw(logits, best, drawing, random, numbers)
         for index, token in zip(random, drawn, strict=True):
             tokens[index] = token
     logprobs = [_logprobs(raw[index], tokens[index], rows[index]) if index in raw and good[index]
@@ -69,10 +69,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], engine_seed: int) ->
                     for index in range(len(rows))], logprobs)
 
 
-def request_seed(row: SampleRow, engine_seed: int) -> int:
-    """The request's own seed, or one that the engine's seed and its place in line give."""
-    own = row.request.params.seed
-    return derive_seed(engine_seed, row.request.seq) if own is None else own
+def request_seeds(rows: Sequence[SampleRow], engine_seed: int) -> list[int]:
+    """Each request's own seed, or one that the engine's seed and its place in line give."""
+    derived = derive_seeds(engine_seed, [row.request.seq for row in rows])
+    return [other if row.request.params.seed is None else row.request.params.seed
+            for row, other in zip(rows, derived, strict=True)]
 
 
 def _failed(row: torch.Tensor) -> RowFailed:

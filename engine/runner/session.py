@@ -45,6 +45,11 @@ class Session:
         return self.text.push(token)
 
     @property
+    def done(self) -> bool:
+        """True once the end was reported. `request.finished` may be true a step before."""
+        return self.timings.finish is not None
+
+    @property
     def stopped(self) -> bool:
         """True if the text completed a stop string."""
         return self.text is not None and self.text.stop is not None

@@ -89,7 +89,7 @@ def test_every_shape_compiles_for_every_gpu(capability, dtype, head_dim, block_s
     (8, 4096, 16),  # one row, 8 K/V heads, 132 processors: fill them, but no part under 256 tokens
     (8, 300, 2), (8, 256, 1), (8, 1, 1), (8, 0, 1),  # short: nothing to cut
     (2048, 4096, 1),  # 256 rows fill the device alone
-    (2048, 40_000, 5),  # but no part is longer than 8,192 tokens
+    (2048, 40_000, 3),  # but no part is longer than 16,384 tokens
     (1, 1_000_000, 64)])
 def test_parts_fill_the_device_and_are_neither_short_nor_long(programs, longest, parts):
     assert count_parts(programs, longest, processors=132, shortest_part=256) == parts

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib.abc
 import importlib.util
 import os
@@ -40,6 +41,8 @@ NEAREST = {
     "scheduler": ["ends", "lookahead", "forks", "batching", "stable"],
 }
 HEAVY = ["manager_machine", "walk", "stable"]
+PYTEST = ["-o", "addopts=", "-m", "not nightly", "-x", "-q", "-p", "no:cacheprovider", "--tb=no",
+          "--no-header", "--strict-markers"]
 CPU_LIMIT = 90  # seconds of one mutant, all its tests
 
 
@@ -108,9 +111,7 @@ def run_tests(mutant: Mutant | None, module: str, cpu_limit: int) -> int:
     if mutant is not None:
         sys.meta_path.insert(0, MutantFinder(mutant))
     for files in test_files(module):
-        code = pytest.main([*files, "-x", "-q", "-p", "no:cacheprovider", "--no-header",
-                            "--tb=no", "-W", "ignore"])
-        if code != 0:
+        if pytest.main([*files, *PYTEST]) != 0:
             return 1
     return 0
 
@@ -173,8 +174,7 @@ def main() -> None:
         for mutant in mutants:
             print(mutant.line, mutant.key)
         return
-    import hypothesis  # noqa: F401  (imported once, before the forks)
-    import pytest  # noqa: F401
+    warm_up()
     begin = time.monotonic()
     for module in modules:
         if os.waitpid(fork(None, module, 600), 0)[1] != 0:
@@ -182,6 +182,16 @@ def main() -> None:
         break
     alive = survivors(mutants, args.jobs, lambda text: print(text, flush=True))
     report(mutants, alive, time.monotonic() - begin)
+
+
+def warm_up() -> None:
+    """Import once what every forked process needs, but nothing of the core."""
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    import hypothesis.stateful  # noqa: F401
+    import pytest
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        pytest.main([*PYTEST, str(Path(__file__).parent / "no_such_file")], plugins=[])
+    assert not any(name.startswith("engine") for name in sys.modules), "the core is loaded already"
 
 
 def report(mutants: list[Mutant], alive: list[Mutant], seconds: float) -> None:

@@ -8,7 +8,6 @@ from engine.core.insight import (
     BlockWatch,
     PrefixStats,
     best_block_size,
-    explain,
     fragmentation,
     tee,
 )
@@ -18,7 +17,7 @@ from tests.core.recorder import Recorder
 # --------------------------------------------------------------------------- explain
 
 def why(one):
-    return [tuple(entry) for entry in explain(one)]
+    return [tuple(entry) for entry in one.explain()]
 
 
 def test_explain_tells_of_running_requests_how_far_they_are():
@@ -63,13 +62,14 @@ def test_explain_tells_of_swapped_ones_and_of_steps_that_preempt():
     assert why(one)[1] == ("b", "swapped", "it needs 3 blocks, 1 are to be had")
 
 
-@pytest.mark.xfail(strict=True, reason="B27: children that wait for their parent are left out")
 def test_explain_tells_of_every_live_request_also_of_samples_that_wait_for_their_prompt():
     one = scheduler(max_num_batched_tokens=2)
     parent = request("p", [1] * 5, 2)
     submit(one, parent, request("c", [1] * 5, 2, parent=parent))
     step(one)
-    assert [entry.request for entry in explain(one)] == ["p", "c"]
+    assert [tuple(entry) for entry in one.explain()] == [
+        ("p", "running", "2 of 5 tokens computed, 1 blocks held"),
+        ("c", "waiting", "for the prompt of p, whose blocks it will share")]
 
 
 # --------------------------------------------------------------------------- fragmentation

@@ -302,7 +302,6 @@ def test_what_is_not_computed_is_not_swapped():
     assert batch.swap_outs == [(0, 0)] and manager.pool.num_free == 8
 
 
-@pytest.mark.xfail(strict=True, reason="B28: free() publishes blocks that are not there")
 def test_a_simulated_request_swapped_out_and_aborted_just_leaves():
     one = swapping()
     b = request("b", 3, 4, keys=["k"])

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+ROUND = 0.05  # seconds of one round of repeated runs
 L2_TIMES = 4  # a timed loop walks over this many times the L2 cache, or it would time the cache
 
 
@@ -18,14 +19,20 @@ class Device:
 
     name: str
     rehearsal: bool
+    end: float  # time.monotonic() at which the part should be done
 
     @classmethod
-    def get(cls, rehearsal: bool) -> Device | None:
-        """None where there is no CUDA device."""
+    def get(cls, rehearsal: bool, seconds: float) -> Device | None:
+        """None where there is no CUDA device. The part has `seconds` from now."""
+        end = time.monotonic() + 0.85 * seconds - 5
         if rehearsal:
             os.environ["TRITON_INTERPRET"] = "1"  # before anybody imports Triton
-            return cls("cpu", True)
-        return cls("cuda", False) if torch.cuda.is_available() else None
+            return cls("cpu", True, end)
+        return cls("cuda", False, end) if torch.cuda.is_available() else None
+
+    def late(self) -> bool:
+        """Whether a part of many measurements must stop, to keep those it has."""
+        return time.monotonic() > self.end
 
     def size(self, real: int, small: int) -> int:
         return small if self.rehearsal else real
@@ -47,14 +54,15 @@ class Device:
             out = call()
         return graph.replay, out
 
-    def seconds(self, run: Callable[[], object], repeats: int = 20, rounds: int = 5) -> list[float]:
-        """Seconds of one run() in each of `rounds` rounds of `repeats` runs, after two for warm-up."""
+    def seconds(self, run: Callable[[], object], rounds: int = 5) -> list[float]:
+        """Seconds of one run() in each of `rounds` rounds, each of as many runs as ROUND holds."""
+        run()
+        started = time.perf_counter()
+        run()
         if self.rehearsal:
-            started = time.perf_counter()
-            run()
             return [time.perf_counter() - started]
-        for _ in range(2):
-            run()
+        torch.cuda.synchronize()
+        repeats = max(2, min(50, int(ROUND / (time.perf_counter() - started))))
         measured = []
         for _ in range(rounds):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -68,7 +76,7 @@ class Device:
         return measured
 
     def beyond_l2(self, bytes_of_one: int, most: int = 28) -> int:
-        """How many such buffers to walk over so that none is in the L2 cache when its turn comes."""
+        """How many such buffers to walk over so that none is in the L2 cache at its turn."""
         if self.rehearsal:
             return 1
         l2 = torch.cuda.get_device_properties(0).L2_cache_size

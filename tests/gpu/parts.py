@@ -65,6 +65,13 @@ def subject_for(device: Device, name: str):
     return None
 
 
+def verdict(facts: dict[str, Any], failures: dict | list) -> dict[str, Any]:
+    """A checking part's result: fine if nothing is in `failures`."""
+    if not failures:
+        return facts
+    return facts | {"ok": False, "error": f"{len(failures)} failures", "failures": failures}
+
+
 def conformance(device: Device, name: str, dtype_name: str) -> dict[str, Any]:
     """All cases that the back end allows, against the float64 oracle."""
     from tests.attention.cases import run_case
@@ -79,8 +86,7 @@ def conformance(device: Device, name: str, dtype_name: str) -> dict[str, Any]:
             problems = [f"{type(error).__name__}: {str(error)[:300]}"]
         if problems:
             failures[case.name] = problems
-    return {"back end": subject.name, "cases": len(cases), "failures": failures,
-            "ok": not failures}
+    return verdict({"back end": subject.name, "cases": len(cases)}, failures)
 
 
 def far_block(device: Device, name: str) -> dict[str, Any]:
@@ -90,7 +96,7 @@ def far_block(device: Device, name: str) -> dict[str, Any]:
     if subject is None or subject.page:
         return {"skipped": f"{name} is not here, or has pages of 256 only"}
     problems = run_far_block(subject.make, torch.float16, device.name)
-    return {"failures": problems, "ok": not problems}
+    return verdict({}, problems)
 
 
 def graph(device: Device, name: str) -> dict[str, Any]:
@@ -109,7 +115,7 @@ def graph(device: Device, name: str) -> dict[str, Any]:
             problems = run_decode_plan(backend, device.name, device.capture)
             if problems:
                 failures[f"block {block_size}, {processors} processors"] = problems
-    return {"failures": failures, "ok": not failures}
+    return verdict({}, failures)
 
 
 def upload(device: Device) -> dict[str, Any]:
@@ -122,7 +128,7 @@ def upload(device: Device) -> dict[str, Any]:
             and tensor.cpu().numpy().dtype == array.dtype
             for array, tensor in zip(arrays, moved, strict=True)]
     aligned = [tensor.data_ptr() % 16 == 0 for tensor in moved] if not device.rehearsal else [True]
-    return {"same": same, "aligned": aligned, "ok": all(same) and all(aligned)}
+    return verdict({}, [] if all(same + aligned) else [f"same {same}, aligned {aligned}"])
 
 
 def main(arguments: list[str]) -> None:
@@ -131,10 +137,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("part")
     parser.add_argument("arguments", nargs="*")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--rehearse", action="store_true")
     given = parser.parse_args(arguments)
     try:
-        device = Device.get(given.rehearse)
+        device = Device.get(given.rehearse, given.seconds)
         if device is None:
             record = {"ok": False, "skipped": "no CUDA device here", "no_device": True}
         else:

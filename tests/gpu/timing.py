@@ -42,7 +42,7 @@ def backends_for(device: Device, block_size: int) -> dict[str, Any]:
 
 
 def inputs_for(rows: list[tuple[int, int]], block_size: int, rng: np.random.Generator):
-    """A step of (new, cached) rows, decodes first, blocks permuted; and how many blocks there are."""
+    """A step of (new, cached) rows, decodes first, blocks permuted; and the number of blocks."""
     from engine.attention.base import StepInputs
     counts = np.array([new for new, _ in rows])
     ends = np.array([new + cached for new, cached in rows])
@@ -54,7 +54,8 @@ def inputs_for(rows: list[tuple[int, int]], block_size: int, rng: np.random.Gene
     bounds = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     positions = np.concatenate([np.arange(end - new, end) for new, end in zip(counts, ends)])
     of = np.repeat(np.arange(len(rows)), counts)
-    slots = tables[of, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    slots = tables[of, positions // block_size].astype(np.int64) * block_size
+    slots += positions % block_size
     none = np.zeros(0, np.int64)
     return StepInputs(none, positions, slots, bounds, ends.astype(np.int32), tables, none), total
 
@@ -95,8 +96,7 @@ def time_one(device: Device, backend, rows: list[tuple[int, int]], *,
                 result["kv_bytes_per_s"] = kv_bytes / median(times)
             except Exception as error:  # a back end that cannot be captured is timed with launches
                 result["graph_error"] = f"{type(error).__name__}: {str(error)[:300]}"
-        repeats = device.size(20 if in_graph else 5, 1)
-        times = [taken / layers for taken in device.seconds(step, repeats)]
+        times = [taken / layers for taken in device.seconds(step)]
         result["launched_us"] = [round(1e6 * taken, 2) for taken in times]
     return result
 
@@ -121,6 +121,8 @@ def time_decode(device: Device) -> dict[str, Any]:
             batch, context = device.size(batch, 2), device.size(context, 24)
             mixed = np.random.default_rng(1).integers(1, 2 * context, batch)
             for kind, lengths in (("equal", [context] * batch), ("mixed", sorted(mixed.tolist()))):
+                if device.late():
+                    return found | {"stopped": "no time left"}
                 rows = [(1, length - 1) for length in lengths]
                 found[f"block {block_size}, {batch} x {context} {kind}"] = {
                     name: {"unavailable": backend} if isinstance(backend, str)
@@ -135,6 +137,8 @@ def time_prefill(device: Device) -> dict[str, Any]:
     for block_size in (16, 256):
         backends = backends_for(device, block_size)
         for name, rows in PREFILLS[:1] if device.rehearsal else PREFILLS:
+            if device.late():
+                return found | {"stopped": "no time left"}
             if device.rehearsal:
                 rows = ((20, 4),) * 2
             of_case = {label: {"unavailable": backend} if isinstance(backend, str)
@@ -170,7 +174,7 @@ def time_dense(device: Device, block_size: int, rows: list[tuple[int, int]]) -> 
     def run() -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True,
                                                                 enable_gqa=True)
-    return {"launched_us": [round(1e6 * taken, 2) for taken in device.seconds(run, 5)]}
+    return {"launched_us": [round(1e6 * taken, 2) for taken in device.seconds(run)]}
 
 
 def time_store(device: Device) -> dict[str, Any]:
@@ -189,9 +193,11 @@ def sweep_decode(device: Device) -> dict[str, Any]:
     from engine.attention.triton_paged import Tiles, TritonPaged
     from tests.gpu.parts import shape
     found: dict[str, Any] = {}
-    tries = [Tiles(16, block_n, warps, stages) for block_n in (32, 64, 128) for warps in (2, 4, 8)
-             for stages in (2, 3, 4)]
+    tries = [Tiles(16, block_n, warps, stages) for block_n in (64, 128, 32) for warps in (4, 2, 8)
+             for stages in (3, 2)]
     for tiles in tries[:1] if device.rehearsal else tries:
+        if device.late():
+            return found | {"stopped": "no time left"}
         backend = TritonPaged(shape(device), decode_tiles=tiles)
         for batch, context in ((256, 1024), (16, 4096)):
             rows = [(1, device.size(context, 24) - 1)] * device.size(batch, 2)
@@ -205,9 +211,11 @@ def sweep_prefill(device: Device) -> dict[str, Any]:
     from engine.attention.triton_paged import Tiles, TritonPaged
     from tests.gpu.parts import shape
     found: dict[str, Any] = {}
-    tries = [Tiles(block_m, block_n, warps, stages) for block_m in (64, 128)
-             for block_n in (64, 128) for warps in (4, 8) for stages in (2, 3, 4)]
+    tries = [Tiles(block_m, block_n, warps, stages) for block_m in (128, 64)
+             for block_n in (64, 128) for warps in (8, 4) for stages in (3, 2)]
     for tiles in tries[:1] if device.rehearsal else tries:
+        if device.late():
+            return found | {"stopped": "no time left"}
         backend = TritonPaged(shape(device), prefill_tiles=tiles)
         rows = [(device.size(4096, 20), 0)] * device.size(4, 1)
         found[str(tiles)] = guarded(time_one, device, backend, rows, in_graph=False)

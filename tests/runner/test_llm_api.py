@@ -176,6 +176,14 @@ def test_a_stream_left_early_aborts_its_request(llm):
     assert not llm.engine.scheduler.has_unfinished()
 
 
+def test_the_last_delta_of_an_aborted_request_says_so(llm):
+    reasons = []
+    for delta in llm.stream(PROMPTS[0], SamplingParams(max_tokens=400, ignore_eos=True)):
+        reasons.append(delta.finish_reason)
+        llm.engine.abort(delta.request_id)
+    assert reasons[-1] == "abort" and len(reasons) <= 4
+
+
 def test_two_streams_and_a_generate_share_the_engine(llm):
     expected = {name: llm.generate(name, GREEDY)[0].text for name in PROMPTS[:3]}
     first, second = llm.stream(PROMPTS[0], GREEDY), llm.stream(PROMPTS[1], GREEDY)

@@ -27,7 +27,8 @@ def random_params(rng: random.Random) -> SamplingParams:
         repetition_penalty=rng.choice([1.0, 1.2]), presence_penalty=rng.choice([0.0, 0.5]),
         frequency_penalty=rng.choice([0.0, -0.3]), logit_bias=rng.choice([(), ((7, 2.0),)]),
         logprobs=rng.choice([None, None, 0, 3]), seed=rng.choice([None, 1]),
-        n=rng.choice([1, 1, 3]), max_tokens=most, min_tokens=rng.randint(0, most), ignore_eos=rng.random() < 0.3,
+        n=rng.choice([1, 1, 3]), max_tokens=most, min_tokens=rng.randint(0, most),
+        ignore_eos=rng.random() < 0.3,
         stop=rng.choice([(), (), (".",), ("a", "th")]),
         include_stop_str_in_output=rng.random() < 0.5,
         stop_token_ids=rng.choice([(), (), tuple(range(100, 160))]))
@@ -59,7 +60,7 @@ def run_one_set(llm: LLM, rng: random.Random) -> dict[str, int]:
             streams.remove(stream)
         elif delta.finish_reason:
             ends[delta.finish_reason] += 1
-        elif rng.random() < 0.1:
+        elif rng.random() < 0.03:
             llm.engine.abort(delta.request_id)
     return ends
 

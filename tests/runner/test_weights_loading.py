@@ -164,6 +164,11 @@ def test_an_unknown_model_lists_the_known_names(name):
         resolve_model(name)
 
 
+def test_a_hub_id_that_the_hub_does_not_give_names_what_works_without_it():
+    with pytest.raises(ModelNotFound, match="known without the hub: tiny, smollm2"):
+        resolve_model("no-such-owner/no-such-model")
+
+
 def test_a_model_that_can_be_pulled_says_how(tmp_path, monkeypatch):
     monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
     with pytest.raises(ModelNotFound, match="python -m engine pull smollm2"):

@@ -72,7 +72,7 @@ def test_a_known_machine_is_recovered_and_predicts_runs_it_has_not_seen(runs):
     assert "swap" in result.unidentified and "never occurs" in result.unidentified["swap"]
 
 
-def test_one_step_in_a_hundred_that_takes_30_times_as_long_moves_the_fit_by_less_than_8_percent(runs):
+def test_one_step_in_100_that_takes_30_times_as_long_moves_the_fit_by_less_than_8_percent(runs):
     import dataclasses
     spoiled = [dataclasses.replace(run, steps=[
         step._replace(seconds=step.seconds * (30 if i % 100 == 7 else 1))
