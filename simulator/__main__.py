@@ -1,4 +1,4 @@
-"""`python -m simulator run | replay | calibrate | compare | bench`."""
+"""`python -m simulator run | replay | calibrate | compare | policies | bench`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import typer
 from simulator.commands.bench import bench
 from simulator.commands.calibrate import calibrate
 from simulator.commands.compare import compare
+from simulator.commands.policies import policies
 from simulator.commands.replay import replay
 from simulator.commands.run import run
 
@@ -16,6 +17,7 @@ app.command()(run)
 app.command()(replay)
 app.command()(calibrate)
 app.command()(compare)
+app.command()(policies)
 app.command()(bench)
 
 

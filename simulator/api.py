@@ -41,6 +41,7 @@ class Simulation:
     notes: list[str] = field(default_factory=list)  # for the user: rows sorted, requests refused …
     loop_seconds: float = 0.0  # wall time of the event loop alone
     loop_cpu_seconds: float = 0.0  # CPU time of the same, undisturbed by other processes
+    prefix_hit_rate: float = 0.0  # prompt tokens found in the cache, each request counted once
 
 
 def engine_config(model: ModelSpec, hardware: Hardware, *, tp: int = 1,
@@ -113,7 +114,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         metrics=metrics, timings=timings, config=config,
         events=logs[0].events if logs and log is None else None, header=header,
         log=Path(log) if log is not None else None, notes=notes,
-        loop_seconds=loop_seconds, loop_cpu_seconds=cpu)
+        loop_seconds=loop_seconds, loop_cpu_seconds=cpu, prefix_hit_rate=_hit_rate(world))
 
 
 def _loops(config: SchedulerConfig, header: dict[str, Any], log: str | Path | None,
@@ -145,6 +146,12 @@ def run_header(mode: str, config: SchedulerConfig, model: ModelSpec, hardware: H
 
 def _replica_path(path: Path, number: int, replicas: int) -> Path:
     return path if replicas == 1 else path.with_suffix(f".{number}{path.suffix}")
+
+
+def _hit_rate(world: World) -> float:
+    stats = [replica.loop.scheduler.prefix_stats for replica in world.replicas]
+    queried = sum(each.queried_tokens for each in stats)
+    return sum(each.hit_tokens for each in stats) / queried if queried else 0.0
 
 
 def _notes(world: World, config: SchedulerConfig) -> list[str]:

@@ -78,8 +78,9 @@ def events(recorder: Recorder | EventLog, *kinds: str) -> list[dict[str, Any]]:
 
 def timeline(recorder: Recorder, *kinds: str) -> list[tuple[Any, ...]]:
     """(step, kind, request, …) of these kinds: the story of a run, short enough to write down."""
-    shown = {"preempt": ("request", "mode", "computed", "rolled_back"), "free": ("request", "blocks"),
-             "alloc": ("request", "blocks"), "batch": ("requests",), "share": ("request", "blocks"),
+    shown = {"preempt": ("request", "mode", "computed", "rolled_back"),
+             "free": ("request", "blocks"), "alloc": ("request", "blocks"),
+             "batch": ("requests",), "share": ("request", "blocks"),
              "copy": ("request", "from", "to"), "evict": ("block",), "cache": ("request", "blocks"),
              "swap": ("request", "direction", "pairs"), "finish": ("request", "reason"),
              "withdraw": ("blocks",), "arrive": ("request",), "reject": ("request",),

@@ -20,7 +20,7 @@ from engine.core import Batch, Request, RowFailed, SchedulerConfig
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What becomes of a request; kept in `Request.user`. Positions count from the prompt's start."""
+    """What becomes of a request; kept in `Request.user`. Positions count the prompt too."""
 
     seed: int = 0
     stop_string_at: int | None = None  # the token at this position completes a stop string

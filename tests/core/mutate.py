@@ -189,7 +189,8 @@ def warm_up() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     import hypothesis.stateful  # noqa: F401
     import pytest
-    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), \
+            contextlib.redirect_stderr(nothing):
         pytest.main([*PYTEST, str(Path(__file__).parent / "no_such_file")], plugins=[])
     assert not any(name.startswith("engine") for name in sys.modules), "the core is loaded already"
 
@@ -197,7 +198,8 @@ def warm_up() -> None:
 def report(mutants: list[Mutant], alive: list[Mutant], seconds: float) -> None:
     total, lost = Counter(m.module for m in mutants), Counter(m.module for m in alive)
     known = Counter(m.module for m in alive if m.key in EQUIVALENT)
-    print(f"\n{'module':16}{'mutants':>8}{'killed':>8}{'equiv.':>8}{'survived':>9}{'killed of the rest':>20}")
+    print(f"\n{'module':16}{'mutants':>8}{'killed':>8}{'equiv.':>8}{'survived':>9}"
+          f"{'killed of the rest':>20}")
     for module in [*total, "all"]:
         count, left, same = ((sum(counter.values()) if module == "all" else counter[module])
                              for counter in (total, lost, known))

@@ -16,8 +16,8 @@ from tests.core.slow import SlowManager, SlowRequest
 
 MUST_REACH = (
     "eviction", "hit", "twins", "copy", "fork of whole blocks", "fork refused", "withdraw",
-    "swap-out", "swap-in", "admission refused", "growth refused", "swap-out refused", "swap-in refused",
-    "reset refused", "reset")
+    "swap-out", "swap-in", "admission refused", "growth refused", "swap-out refused",
+    "swap-in refused", "reset refused", "reset")
 
 
 class Pair:

@@ -55,7 +55,8 @@ def test_a_budget_smaller_than_the_running_requests_is_spent_in_their_order():
     assert steps(one, 4) == [[("a", 0, 1), ("b", 0, 1)], [("a", 1, 1), ("b", 1, 1)],
                              [("a", 2, 1), ("b", 2, 1)], [("c", 0, 1)]]
     assert timeline(recorder, "consider") == [
-        (0, "consider", "a", "admitted", "ok", 1, 64), (0, "consider", "b", "admitted", "ok", 1, 63),
+        (0, "consider", "a", "admitted", "ok", 1, 64),
+        (0, "consider", "b", "admitted", "ok", 1, 63),
         (0, "consider", "c", "blocked", "budget", 1, 0),
         (1, "consider", "c", "blocked", "budget", 1, 0),
         (2, "consider", "c", "blocked", "budget", 1, 0),

@@ -151,7 +151,7 @@ def test_a_gzipped_log_cut_anywhere_loads_a_prefix_or_is_refused_never_crashes(g
     packed = gzip.compress(good, mtime=0)
     events = [json.loads(line) for line in good.splitlines()[1:]]
     path, loaded_some = tmp_path / "cut.jsonl.gz", 0
-    for size in [*range(0, 40), *range(40, len(packed), 7), len(packed) - 1]:
+    for size in [*range(40), *range(40, len(packed), 7), len(packed) - 1]:
         path.write_bytes(packed[:size])
         try:
             loaded = read_log(path)
@@ -261,5 +261,5 @@ def test_a_log_that_ends_in_the_middle_still_replays(good, tmp_path):
     path.write_bytes(good[:len(good) * 2 // 3])
     loaded = read_log(path)
     replayer = Replayer(loaded.events)
-    assert 0 < replayer.num_steps and loaded.problem
+    assert replayer.num_steps > 0 and loaded.problem
     assert replayer.state_after(replayer.num_steps - 1).step == replayer.num_steps - 1

@@ -1,4 +1,4 @@
-"""EngineLoop: the turn of the wheel, deadlines, failures, look-ahead, and intake from any thread."""
+"""EngineLoop: the turn of the wheel, deadlines, failures, look-ahead, intake from any thread."""
 
 from __future__ import annotations
 
@@ -175,18 +175,18 @@ def test_a_deadline_also_ends_those_who_wait():
 
 def drive_ahead(loop, model, failing=()):
     """A device that runs one step behind: it answers with the step before."""
-    turns, before, story = loop.steps(ticking(), ahead=True), None, []
-    answer = StepResult([])
+    turns, story = loop.steps(ticking(), ahead=True), []
+    before, answer = None, StepResult([])  # the step whose result is due, and that result
     batch = next(turns)
     try:
         while True:
             story.append(rows(batch))
-            doomed = before is not None and before.step in failing
-            result = None if batch.step in failing or doomed else model.execute(batch)
-            if before is not None:
-                answer = StepResult([], error="boom") if doomed else StepResult(pending)
-            batch, before, pending = turns.send(answer), None if doomed else batch, result
-            if doomed:
+            failed = answer.error is not None
+            result = StepResult([], error="boom") if batch.step in failing or failed \
+                else StepResult(model.execute(batch))
+            batch, before, answer = (turns.send(answer if before else StepResult([])),
+                                     None if failed else batch, result)
+            if before is None:
                 answer = StepResult([])
     except StopIteration:
         return story

@@ -117,7 +117,8 @@ def walk(policy: str, seed: int, operations: int) -> None:
         (8, lambda: pair.write(number(), rng.randint(1, 3), rng.randint(0, 1))),
         (10, lambda: pair.publish(number())), (4, lambda: pair.fork(number(), number(), number())),
         (5, lambda: pair.leave(number())), (1, lambda: pair.publish_and_fail(number(), number())),
-        (3, lambda: pair.swap_out(number())), (3, lambda: pair.swap_in(number(), rng.randint(0, 2))),
+        (3, lambda: pair.swap_out(number())),
+        (3, lambda: pair.swap_in(number(), rng.randint(0, 2))),
         (1, lambda: pair.drop_swapped(number())), (1, pair.reset)]
     weights = [weight for weight, _ in choices]
     try:

@@ -62,7 +62,8 @@ def test_one_stop_string_and_a_dict_of_biases_are_read_as_tuples():
 
 def test_a_new_request_waits_with_nothing_computed_and_nothing_held():
     fresh = Request("r", [5, 6, 7], SamplingParams(max_tokens=4), eos_ids=(2,), user="mine")
-    assert (fresh.num_prompt, fresh.num_tokens, fresh.num_computed, fresh.num_output) == (3, 3, 0, 0)
+    assert (fresh.num_prompt, fresh.num_tokens) == (3, 3)
+    assert (fresh.num_computed, fresh.num_output) == (0, 0)
     assert fresh.status is RequestStatus.WAITING and not fresh.finished
     assert (fresh.block_table, fresh.cpu_table, fresh.output_tokens) == ([], [], [])
     assert (fresh.finish_reason, fresh.error, fresh.user) == (None, None, "mine")
@@ -133,9 +134,10 @@ def test_a_request_refused_at_submit_has_touched_nothing_and_is_told_to_the_log(
     assert one.has_unfinished()  # the log still wants to hear of it
     step(one)
     assert not one.has_unfinished()
-    assert told[1] == ("reject", {"request": "bad", "error": str(
-        "request bad: the prompt has 9 tokens and needs room for 1 more, but max_model_len is 8: "
-        "shorten it to 7 or raise max_model_len")})
+    assert told[1] == ("reject", {
+        "request": "bad",
+        "error": "request bad: the prompt has 9 tokens and needs room for 1 more, but "
+                 "max_model_len is 8: shorten it to 7 or raise max_model_len"})
 
 
 @pytest.mark.parametrize("tokens", [[-1], [1, 2 ** 63], [1.0], ["1"], [None], [True]], ids=str)
@@ -323,5 +325,6 @@ def test_a_pool_that_cannot_hold_max_model_len_says_both_ways_out():
     ("order", "fcfs, priority, sjf, longest_prefix"),
     ("preemption", "recompute, swap"), ("eviction", "lru, fifo, clock")])
 def test_an_unknown_policy_lists_the_known_ones(kind, known):
-    with pytest.raises(ConfigError, match=f"^{kind} policy 'magic' does not exist; known: {known}$"):
+    with pytest.raises(ConfigError,
+                       match=f"^{kind} policy 'magic' does not exist; known: {known}$"):
         scheduler(**{kind: "magic"})
