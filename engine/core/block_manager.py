@@ -127,9 +127,7 @@ class BlockManager:
         Call it only when their write is certain: from here on other requests may share them.
         """
         full = request.num_computed // self.block_size
-        if request.own_keys is not None:
-            # Blocks past the given keys have keys that nobody else can ask for: it is enough to
-            # index them when they are let go, all at once.
+        if request.own_keys is not None:  # past the given keys nobody else can ask: see free()
             full = min(full, num_given_keys(request, self.block_size))
         if full > request.num_published and self.caching:
             blocks = self._publish_up_to(request, full)
@@ -162,14 +160,25 @@ class BlockManager:
             self.pool.withdraw(block)
 
     # ------------------------------------------------------------------ leaving
-    def free(self, request: Request) -> None:
-        """Release all of the request's blocks, tail first. Their content stays indexed."""
+    def free(self, request: Request, *, comes_back: bool = False) -> None:
+        """Release all of the request's blocks, tail first. Their content stays indexed.
+
+        Blocks of a simulated request past its given keys hold what only that request can ask for
+        again: they are indexed if it `comes_back` to be computed anew, and parked otherwise. (So
+        under `fifo` their age counts from here, not from when they filled.)
+        """
         table = request.block_table
         if table:
+            content = 0  # so many first blocks are full, and maybe not indexed yet
             if request.own_keys is not None and self.caching:
-                self._publish_up_to(request, request.num_computed // self.block_size)
+                content = request.num_computed // self.block_size
+                if comes_back:
+                    self._publish_up_to(request, content)
             table.reverse()
-            self.pool.release(table)
+            tail = len(table) - content
+            self.pool.release(table[:tail])
+            if content:
+                self.pool.release(table[tail:], park=True)
             if self._emit is not None:
                 self._emit("free", request=request.id, blocks=table)
         request.block_table = []

@@ -2,7 +2,7 @@
 
 A block is a number in [0, num_blocks). It is *used* (ref count >= 1) or *free* (0), never both.
 Free blocks are either *clean* (no content worth anything; reused first, last freed first) or
-*evictable* (content still indexed; reused when no clean one is left, in the eviction policy's
+*evictable* (content still cached; reused when no clean one is left, in the eviction policy's
 order). PagedAttention's ref-counted blocks (Kwon et al. 2023); the lazy eviction is vLLM's.
 """
 
@@ -36,6 +36,7 @@ class BlockPool:
         self.index: dict[Hashable, int | dict[int, None]] = {}
         self.eviction = EVICTIONS.make(eviction) if isinstance(eviction, str) else eviction
         self._clean = list(range(num_blocks - 1, -1, -1))  # the next one to go is last
+        self._parked: set[int] = set()  # evictable, but nobody can ask for their content by key
         self._emit = emit
 
     # ------------------------------------------------------------------ holding
@@ -72,10 +73,12 @@ class BlockPool:
         else:
             self.refs[block] += 1
 
-    def release(self, blocks: Sequence[int]) -> None:
+    def release(self, blocks: Sequence[int], *, park: bool = False) -> None:
         """One reference less to each; those nobody holds any more become free, in this order.
 
-        Pass a table tail first: a prefix is worth more than what follows it.
+        Pass a table tail first: a prefix is worth more than what follows it. With `park`, blocks
+        that are not indexed become evictable all the same: they stand for content that a cache
+        would keep, though nobody is left who knows its key.
         """
         refs, keys = self.refs, self.keys
         try:
@@ -89,7 +92,13 @@ class BlockPool:
         evictable = [block for block in blocks if block in keys]
         self.num_free += len(blocks)
         if len(evictable) < len(blocks):
-            self._clean += [block for block in blocks if block not in keys]
+            without = [block for block in blocks if block not in keys]
+            if park:
+                self._parked.update(without)
+                self.eviction.cached(without)
+                evictable = list(blocks)
+            else:
+                self._clean += without
         if evictable:
             self.eviction.add(evictable)
 
@@ -135,6 +144,11 @@ class BlockPool:
         return True
 
     def _unindex(self, blocks: list[int]) -> None:
+        """The eviction policy chose these free blocks: what they held is gone."""
+        if self._parked:
+            parked = self._parked.intersection(blocks)
+            self._parked -= parked
+            blocks = [block for block in blocks if block not in parked]
         if self._emit is not None:
             for block in blocks:
                 self._emit("evict", block=block, key=key_text(self.keys[block]))
@@ -183,8 +197,9 @@ class BlockPool:
         for block in kept:
             if block in clean:
                 raise CorruptPool(f"block {block} is indexed, but free as a clean one")
-        if evictable - kept.keys():
-            raise CorruptPool(f"blocks {sorted(evictable - kept.keys())} evictable without content")
+        if evictable - kept.keys() != self._parked:
+            raise CorruptPool(f"blocks {sorted(evictable - kept.keys())} are evictable without a "
+                              f"key, those parked are {sorted(self._parked)}")
         if {} in self.index.values():
             raise CorruptPool("the index holds a key without blocks")
 

@@ -223,7 +223,7 @@ class Recompute:
     name = "recompute"
 
     def preempt(self, manager: BlockManager, request: Request, batch: Batch) -> bool:
-        manager.free(request)
+        manager.free(request, comes_back=True)
         return False
 
 
@@ -236,5 +236,5 @@ class Swap:
     def preempt(self, manager: BlockManager, request: Request, batch: Batch) -> bool:
         if manager.swap_out(request, batch):
             return True
-        manager.free(request)
+        manager.free(request, comes_back=True)
         return False

@@ -21,18 +21,20 @@ class Detokenizer:
     """
 
     def __init__(self, decode: Decode, prompt: Sequence[int] = ()):
-        """The text continues `prompt`; none of the prompt's whole characters are given out again,
-        but a character that the prompt begins and the output ends is."""
+        """The text continues `prompt`, of which nothing is given out again, but for a character
+        that the prompt begins and the output completes."""
         self._decode = decode
         self._window = list(prompt[-OVERLAP:])
-        self._given = self._whole(decode(self._window)) if self._window else 0
+        text = decode(self._window) if self._window else ""
+        self._given = self._whole(text)
+        self._prompts_half = len(text) - self._given  # replacement signs that are the prompt's
 
     def push(self, token: int) -> str:
         """The text that `token` completes, perhaps none."""
         self._window.append(token)
         text = self._decode(self._window)
         end = self._whole(text)
-        new = text[self._given:end]
+        new = self._without_prompt(text[self._given:end])
         self._given = max(self._given, end)
         if len(self._window) >= WINDOW:
             del self._window[:-OVERLAP]
@@ -42,8 +44,18 @@ class Detokenizer:
     def flush(self) -> str:
         """What still waits, as it stands: nothing more will come."""
         text = self._decode(self._window)
-        new = text[self._given:]
+        new = self._without_prompt(text[self._given:])
         self._given = len(text)
+        return new
+
+    def _without_prompt(self, new: str) -> str:
+        """Drop what the prompt's own half character left, unless it has become a whole one."""
+        while self._prompts_half and new:
+            if new[0] != HALF:
+                self._prompts_half = 0
+                break
+            self._prompts_half -= 1
+            new = new[1:]
         return new
 
     @staticmethod

@@ -50,6 +50,7 @@ CASES = [
     Case("block of 1", (Row(1, 5), Row(3, 2)), block_size=1),
     Case("block of 3", (Row(1, 5), Row(4, 3)), block_size=3),
     Case("block of 16", (Row(1, 15), Row(1, 16), Row(5, 30)), block_size=16),
+    Case("block of 24", (Row(1, 23), Row(1, 50), Row(5, 40)), block_size=24, kv_heads=1),
     Case("block of 32", (Row(1, 31), Row(1, 32), Row(5, 30)), block_size=32),
     Case("block of 256", (Row(1, 255), Row(1, 256), Row(3, 254), Row(1)), block_size=256,
          kv_heads=1),
@@ -88,21 +89,22 @@ def run_case(backend_for, case: Case, dtype: torch.dtype, device: torch.device |
     return problems
 
 
-def run_far_block(backend_for, dtype: torch.dtype, device: torch.device | str) -> list[str]:
-    """A decode whose block starts past element 2**31 of its cache: offsets must be 64-bit. The
-    memory is reserved, not touched (8.6 GB for a 16-bit dtype); what is wrong, if anything."""
-    case = Case("block past 2**31 elements", (Row(1, 20),), kv_heads=8, group=2, head_dim=128,
-                block_size=16)
+def run_far_blocks(backend_for, dtype: torch.dtype, device: torch.device | str,
+                   block_size: int) -> list[str]:
+    """A decode and a chunk whose blocks start past element 2**31 of their cache: offsets must be
+    64-bit. The memory is reserved, not touched (8.6 GB for a 16-bit dtype); what is wrong, if
+    anything."""
+    case = Case("blocks past 2**31 elements", (Row(1, 100), Row(5, 170)), kv_heads=8, group=2,
+                head_dim=128, block_size=block_size)
     step = build(case, dtype, device)
-    page = case.block_size * case.kv_heads * case.head_dim
-    shift = 2**31 // page  # blocks in front, so that the step's own lie past the limit
+    shift = 2**31 // (block_size * case.kv_heads * case.head_dim)  # blocks in front of the step's
     caches = []
     for small in (step.k_cache, step.v_cache):
         large = torch.empty(shift + len(small), *small.shape[1:], dtype=dtype, device=device)
         large[shift:] = small
         caches.append(large)
     inputs = replace(step.inputs, block_tables=step.inputs.block_tables + np.int32(shift),
-                     slot_mapping=step.inputs.slot_mapping + shift * case.block_size)
+                     slot_mapping=step.inputs.slot_mapping + shift * block_size)
     backend = backend_for(case.shape(dtype, device))
     with torch.inference_mode():
         plan = backend.plan(inputs, step.num_blocks + shift)

@@ -8,7 +8,7 @@ import torch
 
 from engine.attention.base import AttentionShape
 from engine.attention.triton_paged import STORE_BLOCK, Tiles, TritonPaged, store_kv
-from tests.attention.cases import run_case, run_decode_plan, run_far_block
+from tests.attention.cases import run_case, run_decode_plan, run_far_blocks
 from tests.attention.oracle import Case, Row
 
 SMALL = Tiles(16, 16, 4, 2)
@@ -36,9 +36,10 @@ def test_store_reads_slices_of_a_projection_and_copies_other_layouts():
     assert torch.equal(v_cache.view(8, 3, 16)[:6], v)
 
 
-def test_offsets_past_2_31_elements_are_64_bit():
+@pytest.mark.parametrize("block_size", [16, 64])  # tiles of several blocks, and of one
+def test_offsets_past_2_31_elements_are_64_bit(block_size: int):
     try:
-        problems = run_far_block(TritonPaged, torch.float16, "cpu")
+        problems = run_far_blocks(TritonPaged, torch.float16, "cpu", block_size)
     except RuntimeError as error:  # the allocator's refusal
         pytest.skip(f"cannot reserve 8.6 GB of addresses here: {str(error).splitlines()[0]}")
     assert problems == []

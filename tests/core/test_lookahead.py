@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.core import RequestStatus, RowFailed
 from tests.core.helpers import (
     events,
@@ -266,3 +268,32 @@ def test_outputs_do_not_depend_on_when_the_loop_overlaps():
                                    for row in batch.rows])
         stories.append([one_.output_tokens for one_ in requests])
     assert stories[0] == stories[1] == stories[2]
+
+
+@pytest.mark.xfail(strict=True, reason="B29: nothing stops a driver that is three deep")
+def test_a_third_schedule_before_the_first_commit_is_refused_and_changes_nothing():
+    one = scheduler()
+    mine = request("a", [1], 9)
+    submit(one, mine)
+    first, second = one.schedule(), one.schedule()
+    with pytest.raises((ValueError, RuntimeError)):
+        one.schedule()
+    one.commit(first, [5])
+    assert rows(one.schedule()) == [("a", 2, 1)]
+    one.commit(second, [6])
+    assert (mine.output_tokens, mine.num_tokens) == ([5, 6], 4)
+
+
+@pytest.mark.xfail(strict=True, reason="B29: nothing stops results out of order")
+def test_results_out_of_order_are_refused_and_change_nothing():
+    one = scheduler()
+    mine = request("a", [1], 9)
+    submit(one, mine)
+    first, second = one.schedule(), one.schedule()
+    with pytest.raises(ValueError):
+        one.commit(second, [6])
+    with pytest.raises(ValueError):
+        one.fail(second, "boom")
+    one.commit(first, [5])
+    one.commit(second, [6])
+    assert mine.output_tokens == [5, 6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from copy import deepcopy
 from random import Random
@@ -235,7 +236,7 @@ def leap(seed: str, batching: str, order: str, reached: Counter) -> None:
         stable = batch.stable_steps()
         assert rows(batch) == rows(other) and stable == other.stable_steps() >= 1
         reached["stable"] += stable > 1
-        reached["swapped or waiting beside"] += stable > 1 and bool(leaping.scheduler.waiting)
+        reached["waiting beside"] += stable > 1 and bool(leaping.scheduler.waiting)
         most = min(stable, max(1, leaping.until_next_arrival() + 1))
         count = rng.choice((most, most, rng.randint(1, most)))
         reached["leap"] += count > 1
@@ -259,16 +260,18 @@ def leap(seed: str, batching: str, order: str, reached: Counter) -> None:
 @pytest.mark.parametrize("batching", BATCHINGS)
 def test_commit_k_equals_k_times_commit_1_on_random_workloads(batching):
     reached: Counter = Counter()
+    quick = "TANDEM_MUTANT" in os.environ
     for order in ORDERS:
-        for seed in range(25):
+        for seed in range(8 if quick else 25):
             try:
                 leap(f"{batching} {order} {seed}", batching, order, reached)
             except Exception as error:
                 error.add_note(f"{batching} {order} {seed}")
                 raise
     print(batching, dict(reached))
-    assert reached["leap"] > 150 and reached["stable"] > 200
-    assert reached["swapped or waiting beside"] > 10
+    if not quick:
+        assert reached["leap"] > 150 and reached["stable"] > 200
+        assert reached["waiting beside"] > 10
 
 
 @pytest.mark.nightly

@@ -32,7 +32,7 @@ SIDE_BY_SIDE = [
         ("torch", ("bfloat16", "float32")),
         ("flash", ("bfloat16", "float16")))
     for dtype in dtypes
-] + [("far_block triton", 180), ("far_block flash", 180), ("graph triton", 180),
+] + [("far_blocks triton", 180), ("far_blocks flash", 180), ("graph triton", 180),
      ("graph flash", 180), ("upload", 60)]
 ALONE = [("bandwidth", 60), ("time_decode", 150), ("time_prefill", 120), ("time_store", 60),
          ("sweep_decode", 120), ("sweep_prefill", 120)]

@@ -59,10 +59,12 @@ def test_pieces_join_to_the_text_and_no_piece_holds_half_a_character(bpe, text, 
 
 @given(st.lists(st.integers(0, 319), max_size=80), st.integers(0, 8))
 def test_any_ids_give_what_decoding_them_together_gives(bpe, ids, cut):
-    pieces = pieces_of(bpe.decode, ids[:cut], ids[cut:])
-    together = bpe.decode(ids)
-    if together.startswith(start := bpe.decode(ids[:cut]).rstrip("\ufffd")):
-        assert start + "".join(pieces) == together
+    text = "".join(pieces_of(bpe.decode, ids[:cut], ids[cut:]))
+    prompt, together = bpe.decode(ids[:cut]), bpe.decode(ids)
+    if together.startswith(prompt):
+        assert prompt + text == together
+    else:  # the output completed a character of the prompt
+        assert prompt.rstrip("\ufffd") + text == together
 
 
 def test_a_character_that_the_prompt_begins_comes_whole_with_the_output(bpe):
@@ -70,6 +72,12 @@ def test_a_character_that_the_prompt_begins_comes_whole_with_the_output(bpe):
     for cut in range(1, len(ids)):
         shown = bpe.decode(ids[:cut]).rstrip("\ufffd")
         assert shown + "".join(pieces_of(bpe.decode, ids[:cut], ids[cut:])) == "ok 🦊!"
+
+
+def test_a_character_that_the_prompt_begins_and_nobody_ends_is_not_part_of_the_output(bpe):
+    half = bpe.encode("🦊").ids[:-1]
+    assert "".join(pieces_of(bpe.decode, half, bpe.encode("the").ids)) == "the"
+    assert pieces_of(bpe.decode, half, []) == [""]
 
 
 def test_a_leading_space_after_a_prompt_is_kept_and_at_the_start_dropped(spm):

@@ -12,6 +12,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.core.batch import RowFailed
+from engine.core.block_pool import BlockPool
 from engine.core.errors import ConfigError, RequestError, TandemError
 from engine.core.events import read_log
 from engine.core.policies import Fcfs
@@ -242,7 +243,7 @@ def test_an_unknown_setting_is_refused_before_anything_is_loaded():
     {"long_prefill_token_threshold": 5, "order": "sjf", "block_size": 2}],
     ids=["preempted", "swapped", "chunked", "alone", "prefill first", "no cache", "sjf"])
 def test_greedy_and_seeded_tokens_depend_on_nothing_but_the_request(options):
-    prompts, params = workload(14)
+    prompts, params = workload(10)
     expected = ids_of(load_tiny().generate(prompts, params))
     engine = load_tiny(**{"max_num_seqs": 8, **options})
     assert engine.config.max_model_len > max(len(p) + o.max_tokens for p, o in zip(prompts, params))
@@ -279,6 +280,21 @@ def test_policy_objects_reach_the_scheduler():
     finished = [delta.request_id for delta in engine.stream([[5], [6], [7]], GREEDY)
                 if delta.finish_reason]
     assert finished == ["r2", "r1", "r0"]
+
+
+def test_a_pool_of_the_users_own_serves_the_engine():
+    class Counting(BlockPool):
+        taken = 0
+
+        def take(self, num_blocks):
+            self.taken += num_blocks
+            return super().take(num_blocks)
+
+    pool = Counting(64)
+    engine = load_tiny(num_kv_blocks=64, scheduler_options={"pool": pool})
+    prompts, params = workload(6)
+    assert ids_of(engine.generate(prompts, params)) == ids_of(load_tiny().generate(prompts, params))
+    assert pool.taken > 20 and pool.num_free == 64
 
 
 # ------------------------------------------------------------------------------- faults and logs

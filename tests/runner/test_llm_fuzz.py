@@ -66,7 +66,7 @@ def run_one_set(llm: LLM, rng: random.Random) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_every_request_ends_with_a_reason_and_no_block_stays(name, number=10):
+def test_every_request_ends_with_a_reason_and_no_block_stays(name, number=8):
     llm = LLM("tiny", max_model_len=64, **ENGINES[name])
     scheduler, total = llm.engine.scheduler, {}
     for seed in range(number):

@@ -17,7 +17,7 @@ PROMPTS = [
     "In 1969, the first people to walk on the Moon were Neil Armstrong and",
     "A paged KV cache keeps the keys and values of a request in blocks of fixed size. " * 6,
 ]
-MANY = 8
+MANY = 6
 
 
 @pytest.fixture(scope="module")
