@@ -9,7 +9,9 @@ Decode = Callable[[list[int]], str]
 
 HALF = "\ufffd"  # what decoders put for bytes that are no character (yet)
 MOST_HALF = 3  # bytes of an unfinished UTF-8 character: no more replacement signs than that
-WINDOW, OVERLAP = 16, 6  # tokens decoded together; tokens kept as context when the window moves on
+OVERLAP = 6  # tokens kept as context when the window moves on
+WINDOW = 16  # tokens decoded together: then it moves on, if no character is unfinished
+LONGEST_WINDOW = 64  # then it moves on anyway: such text is no text
 
 
 class Detokenizer:
@@ -36,9 +38,10 @@ class Detokenizer:
         end = self._whole(text)
         new = self._without_prompt(text[self._given:end])
         self._given = max(self._given, end)
-        if len(self._window) >= WINDOW:
-            del self._window[:-OVERLAP]
-            self._given = self._whole(self._decode(self._window))
+        if len(self._window) >= (WINDOW if end == len(text) else LONGEST_WINDOW):
+            waiting = len(text) - end
+            del self._window[:-OVERLAP - waiting]
+            self._given = max(len(self._decode(self._window)) - waiting, 0)
         return new
 
     def flush(self) -> str:

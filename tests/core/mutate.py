@@ -43,7 +43,7 @@ NEAREST = {
 HEAVY = ["manager_machine", "walk", "stable"]
 PYTEST = ["-o", "addopts=", "-m", "not nightly", "-x", "-q", "-p", "no:cacheprovider", "--tb=no",
           "--no-header", "--strict-markers"]
-CPU_LIMIT = 90  # seconds of one mutant, all its tests
+CPU_LIMIT = 45  # seconds of one mutant, all its tests
 
 
 @dataclass(frozen=True)

@@ -239,6 +239,51 @@ def test_reset_of_an_idle_pool_forgets_all_content_and_keeps_all_blocks(policy):
     assert sorted(idle.take(4)) == [0, 1, 2, 3]
 
 
+# --------------------------------------------------------------------------- parked content
+
+@pytest.mark.parametrize("policy", ["lru", "fifo", "clock"])
+def test_parked_blocks_stand_in_the_eviction_line_and_nobody_finds_them(policy):
+    line = pool(6, eviction=policy)
+    a = cached(line, "a")
+    plain = line.take(2)
+    b = cached(line, "b")
+    line.release(a)
+    line.release(plain, park=True)
+    line.release(b, park=True)  # has a key: evictable like any other
+    line.check([[]])
+    assert line.num_free == 6 and len(line.eviction) == 4
+    assert line.lookup("a") == 0 and line.lookup("b") == 3
+    with pytest.raises(CorruptPool, match="block 1 is free and holds nothing"):
+        line.share(1)
+    order = {"lru": [0, 1, 2, 3], "clock": [0, 1, 2, 3], "fifo": [0, 3, 1, 2]}[policy]
+    assert line.take(6) == [4, 5, *order]
+    line.check([[0, 1, 2, 3, 4, 5]])
+    assert line.keys == {} and line._parked == set()
+
+
+def test_a_parked_block_that_others_hold_is_parked_when_the_last_one_lets_go():
+    line = pool(3)
+    line.take(2)
+    line.share(1)
+    line.release([1, 0], park=True)
+    assert list(line.eviction) == [0] and line.refcount(1) == 1
+    line.release([1], park=True)
+    assert list(line.eviction) == [0, 1]
+    line.check([[]])
+
+
+def test_reset_empties_the_parking_place():
+    recorder = Recorder()
+    line = pool(3, emit=recorder)
+    cached(line, "a")
+    line.take(1)
+    line.release([0, 1], park=True)
+    assert line.reset() is True
+    line.check([[]])
+    assert len(line.eviction) == 0 and line.take(3) == [1, 0, 2]
+    assert [event["block"] for event in recorder.events] == [0]  # parked content has no key to tell
+
+
 # --------------------------------------------------------------------------- events
 
 def test_an_eviction_is_told_with_block_and_key_before_the_content_is_gone():
@@ -304,6 +349,10 @@ def break_evictable_without_content(pool: BlockPool) -> None:
     pool.eviction.add([pool._clean.pop()])
 
 
+def break_parked(pool: BlockPool) -> None:
+    pool._parked.add(3)
+
+
 def break_empty_entry(pool: BlockPool) -> None:
     pool.index["z"] = {}
 
@@ -316,7 +365,9 @@ def break_empty_entry(pool: BlockPool) -> None:
     (break_count_of_0, r"a used block has no reference: \{0: 0\}"),
     (break_index, "disagree"), (break_keys, "disagree"),
     (break_stale_key, "block 3 is indexed, but free as a clean one"),
-    (break_evictable_without_content, r"blocks \[2\] evictable without content"),
+    (break_evictable_without_content,
+     r"blocks \[2\] are evictable without a key, those parked are \[\]"),
+    (break_parked, r"blocks \[\] are evictable without a key, those parked are \[3\]"),
     (break_empty_entry, "the index holds a key without blocks")])
 def test_check_names_what_is_broken(breaking, message):
     broken = pool(4)

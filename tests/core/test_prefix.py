@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tests.core.helpers import (
@@ -303,3 +305,36 @@ def test_refused_growth_leaves_everything_as_it_was():
     assert snapshot(manager, new) == before
     assert manager.grow(new, 12) is True and new.writable == 12
     assert manager.grow(new, 12) is True and new.block_table == [0, 1, 2]
+
+
+@pytest.mark.parametrize("eviction", ["lru", "clock"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_run_by_keys_takes_and_evicts_the_same_blocks_as_the_run_by_token_ids(
+        eviction, preemption):
+    """The same workload twice: with token ids, and as its block keys. (Under fifo the age of
+    output blocks counts from their release in the one and from their filling in the other.)"""
+    stories, reached = [], Recorder()
+    for simulated in (False, True):
+        rng = Random(f"{eviction} {preemption}")
+        one = scheduler(14, 2, max_model_len=20, eviction=eviction, preemption=preemption,
+                        num_cpu_blocks=6, max_num_seqs=4, emit=reached)
+        story, made = [], 0
+        while made < 60 or one.has_unfinished():
+            if made < 60 and rng.random() < 0.5:
+                prompt = [rng.randint(0, 1) for _ in range(rng.randint(1, 12))]
+                keys = [str(prompt[:end]) for end in range(2, len(prompt) + 1, 2)]
+                submit(one, request(f"r{made}", len(prompt) if simulated else prompt,
+                                    rng.randint(1, 8), keys=keys if simulated else None))
+                made += 1
+            batch = one.schedule()
+            tables = [list(row.request.block_table) for row in batch.rows]
+            story.append((rows(batch), tables, batch.swap_ins, batch.swap_outs,
+                          [r.id for r in batch.preempted], one.manager.pool.num_free))
+            one.commit(batch, [None if not row.samples else
+                               100 + 100 * int(row.request.id[1:]) + row.start + row.num_tokens
+                               for row in batch.rows])
+            one.manager.pool.check([[]] + [r.block_table for r in one.running])
+        stories.append(story)
+    assert stories[0] == stories[1]
+    assert reached.reached["evict"] > 50 and reached.reached["hit"] > 20
+    assert reached.reached[f"preempt {preemption}"] > 4
