@@ -5,23 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import count
-from operator import index
 from pathlib import Path
 from typing import IO, Any
 
 from tqdm import tqdm
 
 from engine.config import make_config
-from engine.core.errors import ConfigError, RequestError
+from engine.core.errors import RequestError
 from engine.core.events import EventLog
 from engine.core.request import Request, SamplingParams
 from engine.outputs import Delta, RequestOutput
+from engine.prompts import Prompt, as_list, one_each, read_prompt
 from engine.runner.build import build_engine
 from engine.runner.counter_rng import derive_seed
 from engine.runner.session import Session
-
-Prompt = str | Sequence[int] | dict[str, Any]
-PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "priority")
 
 
 class LLM:
@@ -61,7 +58,7 @@ class LLM:
         nothing run, if a prompt cannot be served; a request that fails while it runs has
         finish_reason "error" and its `error`.
         """
-        groups = self._submit(_as_list(prompts), sampling_params, priority)
+        groups = self._submit(as_list(prompts), sampling_params, priority)
         sessions = [session for group in groups for session in group]
         try:
             for session in tqdm(sessions, disable=not use_tqdm):
@@ -90,7 +87,7 @@ class LLM:
                priority: int | Sequence[int] = 0) -> Iterator[Delta]:
         """Yield what each step adds to each prompt, as it comes; the joined texts of a prompt's
         deltas are its text. Submits at once; ending the iteration early aborts what still runs."""
-        groups = self._submit(_as_list(prompts), sampling_params, priority)
+        groups = self._submit(as_list(prompts), sampling_params, priority)
         return self._deltas([session for group in groups for session in group])
 
     def close(self) -> None:
@@ -127,8 +124,9 @@ class LLM:
                 params: SamplingParams | Sequence[SamplingParams] | None,
                 priority: int | Sequence[int]) -> list[list[Session]]:
         """All prompts queued, n sessions each; none of them if one is refused."""
-        all_params = _one_each("sampling_params", params or SamplingParams(), len(prompts))
-        priorities = _one_each("priority", priority, len(prompts))
+        all_params = one_each("sampling_params", SamplingParams() if params is None else params,
+                              len(prompts))
+        priorities = one_each("priority", priority, len(prompts))
         groups: list[list[Session]] = []
         try:
             for item in zip(prompts, all_params, priorities, strict=True):
@@ -142,7 +140,7 @@ class LLM:
     def _submit_samples(self, prompt: Prompt, params: SamplingParams, priority: int,
                         group: list[Session]) -> None:
         name = f"r{next(self._names)}"
-        ids, text, extra = self._read_prompt(name, prompt)
+        ids, text, extra = read_prompt(name, prompt, self.engine.tokenizer)
         parent: Request | None = None
         for number in range(params.n):
             request = Request(
@@ -152,25 +150,6 @@ class LLM:
                 parent=parent, user=text)
             group.append(self.engine.submit(request, owner=name, index=number))
             parent = parent or request
-
-    def _read_prompt(self, name: str,
-                     prompt: Prompt) -> tuple[list[int], str | None, dict[str, Any]]:
-        """Token ids, the text if there was one, and what else a dict held."""
-        extra: dict[str, Any] = {}
-        if isinstance(prompt, dict):
-            unknown = [key for key in prompt if key not in PROMPT_KEYS]
-            if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-                raise RequestError(f"request {name}: a prompt dict has `prompt` or "
-                                   f"`prompt_token_ids`, and may have cache_salt and priority; "
-                                   f"this one has {', '.join(map(str, prompt))}")
-            extra = prompt
-            prompt = prompt["prompt" if "prompt" in prompt else "prompt_token_ids"]
-        if not isinstance(prompt, str):
-            return _token_ids(name, prompt), None, extra
-        if self.engine.tokenizer is None:
-            raise RequestError(f"request {name}: {self.config.model} has no tokenizer, so a prompt "
-                               f"must be a list of token ids")
-        return self.engine.tokenizer.encode(prompt), prompt, extra
 
     def _result(self, group: list[Session]) -> RequestOutput:
         first = group[0].request
@@ -184,39 +163,6 @@ class LLM:
                 self.engine.abort(session.request.id)
         for session in sessions:
             self.engine.close(session)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or many? A list of whole numbers is one prompt."""
-    if isinstance(prompts, (str, dict)):
-        return [prompts]
-    items: list[Any] = _plain(prompts)
-    return [items] if items and all(isinstance(item, int) for item in items) else items
-
-
-def _plain(values: Any) -> list[Any]:
-    """A list; of plain numbers if it was an array or a tensor."""
-    return values.tolist() if hasattr(values, "tolist") else list(values)
-
-
-def _token_ids(name: str, prompt: Any) -> list[int]:
-    """The prompt's whole numbers, of whatever integer type. RequestError for anything else."""
-    try:
-        return [index(token) for token in _plain(prompt)]
-    except TypeError:
-        raise RequestError(f"request {name}: a prompt is text, a list of token ids or a dict, and "
-                           f"this one is {str(prompt)[:40]!r} ({type(prompt).__name__})") from None
-
-
-def _one_each(what: str, value: Any, number: int) -> list[Any]:
-    """`value` for each of `number` prompts. ConfigError if it is a list of another length."""
-    if isinstance(value, (SamplingParams, int)):
-        return [value] * number
-    values = list(value)
-    if len(values) != number:
-        raise ConfigError(f"{number} prompts and {len(values)} {what}: "
-                          f"give one for all, or one each")
-    return values
 
 
 def _sample_params(params: SamplingParams, number: int) -> SamplingParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from engine.core.errors import ConfigError
 from engine.core.events import EventLog
 from engine.core.scheduler import Scheduler
 from engine.loop import EngineLoop
+from simulator.bounds import Bounds, Divergence, find_divergence
 from simulator.cost import CostModel, Roofline
 from simulator.hardware import Hardware, kv_blocks, list_hardware, load_hardware
 from simulator.metrics import Metrics, compute_metrics, metrics_from_log
 from simulator.modelspec import ModelSpec, list_models, load_model
 from simulator.router import make_router
-from simulator.timings import Timings
+from simulator.timings import FAILED, REJECTED, Timings
 from simulator.workload import Workload
 from simulator.world import World
 
@@ -42,6 +43,10 @@ class Simulation:
     loop_seconds: float = 0.0  # wall time of the event loop alone
     loop_cpu_seconds: float = 0.0  # CPU time of the same, undisturbed by other processes
     prefix_hit_rate: float = 0.0  # prompt tokens found in the cache, each request counted once
+    stopped: str | None = None  # the bound that ended the run early
+    divergence: Divergence | None = None  # the queue grew for as long as requests arrived
+    logs: list[list[dict[str, Any]]] = field(default_factory=list)  # kept events of each replica
+    log_paths: list[Path] = field(default_factory=list)  # the files instead, one a replica
 
 
 def engine_config(model: ModelSpec, hardware: Hardware, *, tp: int = 1,
@@ -78,6 +83,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
              log: str | Path | None = None, keep_events: bool = False,
              parts: Mapping[str, Any] | None = None,
              slo: Mapping[str, float] | None = None, client_seconds: float = 0.0,
+             bounds: Bounds | None = None, failures: Sequence[tuple[int, float]] = (),
              on_progress: Callable[[int, int], None] | None = None) -> Simulation:
     """Run a workload through the engine's loop in modelled time.
 
@@ -85,8 +91,9 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     file (a replica's number goes before the suffix when there are several), `keep_events` keeps it
     in memory. `parts` goes to Scheduler: `{"pool": factory}` and the like, called once a replica,
     is how a student's part is plugged in. `client_seconds` is added to TTFT and E2EL: what an HTTP
-    client sees beyond the engine (7 to 20 ms are usual; 0 offline). TandemError subclasses for
-    every wrong input.
+    client sees beyond the engine (7 to 20 ms are usual; 0 offline). `bounds` stops a run that no
+    engine could finish; `failures` are (replica, seconds) pairs. TandemError subclasses for every
+    wrong input.
     """
     if replicas < 1:
         raise ConfigError(f"replicas={replicas} must be at least 1")
@@ -100,7 +107,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     header = run_header("simulated", config, spec, device, seed, workload.name)
     make_loop, logs = _loops(config, header, log, keep_events, replicas, parts or {})
     world = World(workload, make_loop, price, router=make_router(router, seed), replicas=replicas,
-                  on_progress=on_progress)
+                  bounds=bounds, failures=failures, on_progress=on_progress)
     begun, cpu = time.perf_counter(), time.process_time()
     try:
         timings = world.run()
@@ -108,13 +115,20 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         for events in logs:
             events.close()
     loop_seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
+    growth = None if workload.waits else find_divergence(
+        timings, world.env.now if world.stopped else None)
     notes += _notes(world, config)
+    notes += [str(growth)] if growth else []
     metrics = compute_metrics(timings, slo, client=client_seconds)
     return Simulation(
         metrics=metrics, timings=timings, config=config,
         events=logs[0].events if logs and log is None else None, header=header,
         log=Path(log) if log is not None else None, notes=notes,
-        loop_seconds=loop_seconds, loop_cpu_seconds=cpu, prefix_hit_rate=_hit_rate(world))
+        loop_seconds=loop_seconds, loop_cpu_seconds=cpu, prefix_hit_rate=_hit_rate(world),
+        stopped=world.stopped, divergence=growth,
+        logs=[events.events for events in logs if events.events is not None],
+        log_paths=[] if log is None else [_replica_path(Path(log), number, replicas)
+                                          for number in range(replicas)])
 
 
 def _loops(config: SchedulerConfig, header: dict[str, Any], log: str | Path | None,
@@ -155,10 +169,13 @@ def _hit_rate(world: World) -> float:
 
 
 def _notes(world: World, config: SchedulerConfig) -> list[str]:
-    notes = []
+    notes = [world.stopped] if world.stopped else []
     if world.errors:
-        count = sum(state == 3 for state in world.timings.state)
+        count = sum(state in (FAILED, REJECTED) for state in world.timings.state)
         notes.append(f"{count:,} requests refused, the first: {world.errors[0]}")
+    if world.moved:
+        downs = [replica.down for replica in world.replicas if replica.down]
+        notes.append(f"{', '.join(downs)}: {world.moved:,} requests were sent again to others")
     if world.cut:
         notes.append(f"{world.cut:,} outputs cut short by max_model_len={config.max_model_len:,}")
     return notes

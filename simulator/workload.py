@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import TYPE_CHECKING
 
 from simulator.errors import WorkloadError
 from simulator.lengths import Draw
+
+if TYPE_CHECKING:
+    from simulator.chats import Chats
 
 # Keys of the full prompt blocks of request `index` for an engine with `block_size`.
 BlockKeys = Callable[[int, int], Sequence[int]]
@@ -24,10 +28,16 @@ class Workload:
     outputs: array  # 'q': output tokens, >= 1
     keys: BlockKeys | None = None  # None: no request shares content with another
     closed: Closed | None = None  # set: `at` is ignored, users send one after another
+    chats: Chats | None = None  # set: `at` counts for first turns only
     notes: list[str] = field(default_factory=list)  # what reading it changed, for the user
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    @property
+    def waits(self) -> bool:
+        """Whether arrivals depend on answers."""
+        return self.closed is not None or self.chats is not None
 
     @property
     def span(self) -> float:
@@ -43,8 +53,21 @@ class Workload:
         """The first `count` requests (all of them when there are fewer)."""
         if count < 1:
             raise WorkloadError(f"the number of requests is {count}, must be at least 1")
-        return Workload(self.name, self.at[:count], self.prompts[:count], self.outputs[:count],
-                        self.keys, self.closed, list(self.notes))
+        if self.chats is not None and count < len(self):
+            raise WorkloadError("a chat workload is not cut: ask for fewer conversations")
+        return replace(self, at=self.at[:count], prompts=self.prompts[:count],
+                       outputs=self.outputs[:count], notes=list(self.notes))
+
+    def window(self, start: int, count: int) -> Workload:
+        """Requests start … start + count - 1 as a workload of their own that begins at 0."""
+        if self.waits or not 0 <= start < len(self) or count < 1:
+            raise WorkloadError(f"requests {start} to {start + count - 1} of {self.name} are no "
+                                f"window of a trace of {len(self):,}")
+        end, keys = start + count, self.keys
+        return replace(
+            self, at=array("d", (time - self.at[start] for time in self.at[start:end])),
+            prompts=self.prompts[start:end], outputs=self.outputs[start:end], notes=[],
+            keys=None if keys is None else lambda index, size: keys(start + index, size))
 
     def faster(self, factor: float) -> Workload:
         """The same requests at `factor` times the rate."""
@@ -52,8 +75,7 @@ class Workload:
             raise WorkloadError(f"the rate factor is {factor:g}, must be above 0")
         start = self.at[0] if self.at else 0.0
         at = array("d", (start + (t - start) / factor for t in self.at))
-        return Workload(self.name, at, self.prompts, self.outputs, self.keys, self.closed,
-                        list(self.notes))
+        return replace(self, at=at, notes=list(self.notes))
 
 
 @dataclass(frozen=True, slots=True)

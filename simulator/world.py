@@ -1,7 +1,7 @@
 """The SimPy world: requests arrive, a router chooses a replica, a replica turns the engine's loop.
 
-A replica drives `engine.loop.EngineLoop` exactly as the real engine does, except that executing a
-batch means letting `cost(batch)` seconds go by. Nothing here decides anything about scheduling.
+Arrivals are open (at given times), closed (users who wait for their answer) or chats (turns that
+re-send their history). Replicas may fail; what they held goes to others, from its beginning.
 """
 
 from __future__ import annotations
@@ -13,79 +13,19 @@ from typing import Any
 
 import simpy
 
-from engine.core.batch import Batch
 from engine.core.errors import RequestError
 from engine.core.request import Request, SamplingParams
-from engine.loop import EngineLoop, StepResult
+from engine.loop import EngineLoop
+from simulator.bounds import Bounds, Stopped
+from simulator.chats import Chats
 from simulator.cost import CostModel
+from simulator.errors import WorkloadError
+from simulator.replica import Replica
 from simulator.router import Router
-from simulator.timings import REJECTED, Live, Recorder, Timings
+from simulator.timings import FAILED, REJECTED, Live, Timings
 from simulator.workload import Closed, Workload
 
 PROGRESS_EVERY = 128  # finished requests between two calls of `on_progress`
-
-
-class Replica:
-    """One engine: a loop, a cost model, and the process that turns them in simulated time."""
-
-    def __init__(self, env: simpy.Environment, loop: EngineLoop, cost: CostModel, timings: Timings):
-        self.env, self.loop, self.cost = env, loop, cost
-        self.recorder = Recorder(timings)
-        self.horizon: Callable[[], float] = env.peek  # nothing can be submitted before this time
-        self.outstanding = 0  # requests here that have not ended
-        self._work = env.event()  # succeeds when the idle loop gets something to do
-        env.process(self._run())
-
-    def submit(self, request: Request) -> None:
-        """Hand a request to the loop and wake it. RequestError if it can never run here."""
-        try:
-            self.loop.submit(request)
-            self.outstanding += 1
-        finally:  # the refusal is an event, too: the loop writes it at its next turn
-            self.wake()
-
-    def wake(self) -> None:
-        """Let an idle loop look at its inbox."""
-        if not self._work.triggered:
-            self._work.succeed()
-
-    def _run(self) -> Generator[simpy.Event, Any, None]:
-        env, scheduler = self.env, self.loop.scheduler
-        while True:
-            if not scheduler.has_unfinished():
-                self._work = env.event()
-                yield self._work
-            turns = self.loop.steps(self._clock)
-            batch = next(turns, None)
-            while batch is not None:
-                begin = env.now
-                result, ends = self._execute(batch, begin)
-                # End minus begin is exact in floating point here, so `now` becomes the very end.
-                yield env.timeout(ends[-1] - begin)
-                if self.horizon() <= env.now:
-                    yield env.timeout(0)  # whoever arrives at this instant is seen by this turn
-                self.recorder.step(batch, begin, ends)
-                try:
-                    batch = turns.send(result)
-                except StopIteration:
-                    batch = None
-
-    def _clock(self) -> float:
-        return self.env.now
-
-    def _execute(self, batch: Batch, begin: float) -> tuple[StepResult, Sequence[float]]:
-        """The result of a step, or of several equal ones, and the times at which they end."""
-        tokens: list[Any] = [0] * len(batch.requests)
-        for row in batch.partial:
-            tokens[row] = None
-        if self.loop.log is not None:
-            cost = self.cost.cost(batch)
-            return StepResult(tokens, cost.seconds, cost.as_event()), (begin + cost.seconds,)
-        if batch.stable > 1:
-            ends = self.cost.end_times(batch, begin, batch.stable, self.horizon())
-            return StepResult(tokens, ends[-1] - begin, steps=len(ends)), ends
-        seconds = self.cost.seconds(batch)
-        return StepResult(tokens, seconds), (begin + seconds,)
 
 
 class World:
@@ -97,13 +37,17 @@ class World:
 
     def __init__(self, workload: Workload, make_loop: Callable[[int], EngineLoop],
                  cost: CostModel, *, router: Router, replicas: int = 1,
+                 bounds: Bounds | None = None, failures: Sequence[tuple[int, float]] = (),
                  on_progress: Callable[[int, int], None] | None = None):
         self.env = simpy.Environment()
         self.workload = workload
         self.timings = Timings.expecting(workload.at, workload.prompts)
         self.errors: list[str] = []  # the first sentences of refusals
         self.cut = 0  # requests whose output the model's length cut short
+        self.moved = 0  # requests sent again because their replica stopped
+        self.stopped: str | None = None  # the bound that ended the run
         self.router = router
+        self._bounds = bounds or Bounds()
         self._on_progress = on_progress
         self._done = 0
         self._params: dict[int, SamplingParams] = {}
@@ -113,16 +57,27 @@ class World:
                          for number in range(replicas)]
         for replica in self.replicas:
             replica.loop.on_finish = self._finisher(replica)
-            if workload.closed is None:
+            if not workload.waits:
                 replica.horizon = lambda: self._next_arrival
+        self._plan_failures(failures)
 
     def run(self) -> Timings:
-        """Until every request has ended."""
-        if self.workload.closed is None:
-            self.env.process(self._open_arrivals())
-        else:
+        """Until every request has ended, or a bound is reached: `stopped` names it then."""
+        if self.workload.closed is not None:
             self._start_users(self.workload.closed)
-        self.env.run()
+        elif self.workload.chats is not None:
+            self._start_chats(self.workload.chats)
+        else:
+            self.env.process(self._open_arrivals())
+        most = self._bounds.max_seconds
+        try:
+            self.env.run(until=most)
+        except Stopped as stop:
+            self.stopped = str(stop)
+        if most is not None and self._done < len(self.workload):
+            self.stopped = self.stopped or (
+                f"stopped at the bound of {most:,g} s of simulated time, with "
+                f"{len(self.workload) - self._done:,} requests not answered or not yet there")
         return self.timings
 
     # ----------------------------------------------------------------- arrivals
@@ -133,7 +88,16 @@ class World:
                 self._next_arrival = at
                 yield env.timeout(at - env.now)
             self.arrive(index, at)
+            if self._bounds.max_queue is not None:
+                self._check_queue(self._bounds.max_queue)
         self._next_arrival = math.inf
+
+    def _check_queue(self, most: int) -> None:
+        """Stopped if more requests wait than the bound allows. All-at-once arrivals may."""
+        queue = sum(replica.queue for replica in self.replicas)
+        if queue > most and self.workload.span > 0:
+            raise Stopped(f"stopped after {self.env.now:,.0f} s of simulated time, with {queue:,} "
+                          f"requests waiting (the bound is {most:,})")
 
     def _start_users(self, closed: Closed) -> None:
         numbers = iter(range(len(self.workload)))
@@ -153,43 +117,100 @@ class World:
             if self.arrive(index, self.env.now):
                 yield answered
 
+    def _start_chats(self, chats: Chats) -> None:
+        for turns in chats.conversations:
+            self.env.process(self._conversation(chats, turns))
+
+    def _conversation(self, chats: Chats, turns: range) -> Generator[simpy.Event, Any, None]:
+        """Each turn follows the answer to the one before and a pause to read, think and type."""
+        yield self.env.timeout(self.workload.at[turns.start])
+        for index in turns:
+            if index > turns.start:
+                yield self.env.timeout(chats.pauses[index])
+            answered = self._waiting_users[index] = self.env.event()
+            if self.arrive(index, self.env.now):
+                yield answered
+
     def arrive(self, index: int, at: float) -> bool:
-        """Request `index` of the workload arrives. False if it was refused."""
+        """Request `index` of the workload arrives. False if it was refused or nobody is there."""
         work = self.workload
-        prompt, output = work.prompts[index], work.outputs[index]
         self.timings.at[index] = at
+        prompt, output = work.prompts[index], work.outputs[index]
+        accepted = self._send(index)
+        if accepted and prompt + output > self.replicas[0].loop.scheduler.config.max_model_len:
+            self.cut += 1
+        return accepted
+
+    def _send(self, index: int) -> bool:
+        """Hand a request to the replica the router chooses among those that are up."""
+        up = [r for r in self.replicas if r.down is None] if self._failing else self.replicas
+        if not up:
+            return self._refuse(index, FAILED, f"request r{index}: no replica is left "
+                                               f"({self.replicas[-1].down})")
+        request = self._request(index, up[0].loop.scheduler.config.block_size)
+        replica = up[self.router.choose(up, request)]
+        try:
+            replica.submit(request)
+        except RequestError as error:
+            return self._refuse(index, REJECTED, str(error))
+        return True
+
+    def _request(self, index: int, block_size: int) -> Request:
+        work = self.workload
+        output = work.outputs[index]
         params = self._params.get(output)
         if params is None:
             params = self._params[output] = SamplingParams(
                 temperature=0.0, max_tokens=output, ignore_eos=True)
-        replica = self.replicas[self.router.choose(self.replicas)]
-        config = replica.loop.scheduler.config
-        keys = work.keys(index, config.block_size) if work.keys else ()
-        request = Request(f"r{index}", prompt, params, arrival_time=at, keys=keys,
-                          user=Live(index))
-        try:
-            replica.submit(request)
-        except RequestError as error:
-            self.timings.state[index] = REJECTED
-            if len(self.errors) < 10:
-                self.errors.append(str(error))
-            self._ended()
-            return False
-        if prompt + output > config.max_model_len:
-            self.cut += 1
-        return True
+        at = self.timings.at[index]
+        if work.chats is not None:
+            return Request(f"r{index}", work.chats.prompt(index), params, arrival_time=at,
+                           user=Live(index))
+        keys = work.keys(index, block_size) if work.keys else ()
+        return Request(f"r{index}", work.prompts[index], params, arrival_time=at, keys=keys,
+                       user=Live(index))
+
+    def _refuse(self, index: int, state: int, sentence: str) -> bool:
+        self.timings.state[index] = state
+        if len(self.errors) < 10:
+            self.errors.append(sentence)
+        self._ended()
+        return False
+
+    # ----------------------------------------------------------------- failures
+    def _plan_failures(self, failures: Sequence[tuple[int, float]]) -> None:
+        self._failing = bool(failures)
+        for number, at in failures:
+            if not 0 <= number < len(self.replicas) or not 0 <= at < math.inf:
+                raise WorkloadError(f"replica {number} cannot fail at {at:g} s: replicas are "
+                                    f"0 to {len(self.replicas) - 1}, times at least 0")
+            replica = self.replicas[number]
+            replica.stops_at = min(replica.stops_at, at)
+            self.env.process(self._fail(replica, f"replica {number} stopped at {at:g} s", at))
+
+    def _fail(self, replica: Replica, sentence: str, at: float
+              ) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(at)
+        if replica.down is None:
+            replica.stop(sentence)
 
     # ----------------------------------------------------------------- ends
     def _finisher(self, replica: Replica) -> Callable[[Request], None]:
         finished, users = replica.recorder.finished, self._waiting_users
-        closed = self.workload.closed is not None
+        waits = self.workload.waits
 
         def finish(request: Request) -> None:
-            finished(request)
             replica.outstanding -= 1
-            self._ended()
-            if closed:
-                users.pop(request.user.index).succeed()
+            index = request.user.index
+            if replica.down is not None and request.finish_reason == "error":
+                self.moved += 1
+                if self._send(index):  # again from its beginning, on another replica
+                    return
+            else:
+                finished(request)
+                self._ended()
+            if waits:
+                users.pop(index).succeed()
 
         return finish
 

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.commands import options as opt
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
-from engine.llm import LLM, Prompt
+from engine.llm import LLM
+from engine.prompts import Prompt
 
 Samples = Annotated[int, typer.Option("--n", "-n", help="samples a prompt")]
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", "-p", help="may be repeated")]

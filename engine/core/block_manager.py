@@ -42,8 +42,6 @@ class BlockManager:
         # Keys are made a few at a time: a miss at the first block must not hash a long prompt.
         while len(hit) < longest:
             keys = extend_keys(request, min(len(hit) + 8, longest), size)
-            if len(keys) <= len(hit):
-                break
             for key in keys[len(hit):longest]:
                 block = lookup(key)
                 if block is None:

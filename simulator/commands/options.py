@@ -15,6 +15,9 @@ def _option(name: str, help: str) -> Any:
 Trace = Annotated[Path | None, _option("--trace", "CSV or JSONL trace to take arrivals from")]
 Rate = Annotated[float | None, _option("--poisson", "requests a second; inf: all at once")]
 Users = Annotated[int | None, _option("--users", "a closed loop of so many users, not a rate")]
+Chats = Annotated[float | None, _option("--chats", "chats a second, each re-sends its history")]
+Turns = Annotated[int, _option("--turns", "turns of a chat")]
+System = Annotated[int, _option("--system-prompt", "tokens all chats begin with")]
 Think = Annotated[float, _option("--think", "mean seconds a user thinks between requests")]
 Burstiness = Annotated[float, _option("--burstiness", "below 1: burstier than Poisson")]
 NumRequests = Annotated[int | None, _option("--num-requests", "how many (a trace: its first ones)")]
@@ -29,7 +32,8 @@ Model = Annotated[str, _option("--model", "known name, directory or config.json"
 Device = Annotated[str, _option("--hardware", "known name or your own file.toml")]
 Tp = Annotated[int, _option("--tp", "tensor parallel size")]
 Replicas = Annotated[int, _option("--replicas", "engines behind the router")]
-RouterName = Annotated[str, _option("--router", "round_robin, least_loaded or power_of_two")]
+RouterName = Annotated[str, _option("--router", "round_robin, least_loaded, power_of_two or "
+                                                "longest_prefix")]
 Eager = Annotated[bool, _option("--enforce-eager", "price kernel launches without graphs")]
 Cost = Annotated[Path | None, _option("--cost", "machine file of `calibrate`, instead of a device")]
 
@@ -44,9 +48,19 @@ MaxSeqs = Annotated[int | None, _option("--max-num-seqs", "requests running at o
 MaxTokens = Annotated[int | None, _option("--max-num-batched-tokens", "token budget of a step")]
 MaxLen = Annotated[int | None, _option("--max-model-len", "longest request, prompt and output")]
 Caching = Annotated[bool, _option("--prefix-caching/--no-prefix-caching", "share equal prompts")]
+ChunkCap = Annotated[int | None, _option("--long-prefill-token-threshold",
+                                         "longest chunk of a prompt while others run; 0: no cap")]
+Watermark = Annotated[float | None, _option("--watermark", "share of blocks admission leaves free")]
+MustFit = Annotated[bool, _option("--full-sequence-must-fit/--no-full-sequence-must-fit",
+                                  "admit a prompt only when all of it fits")]
 Utilization = Annotated[float | None, _option("--gpu-memory-utilization", "share of memory to use")]
 
 Goodput = Annotated[str | None, _option("--goodput", "bounds in ms: ttft:500,tpot:50,e2el:10000")]
 ClientMs = Annotated[float, _option("--client-ms", "added to TTFT and E2EL: HTTP, tokenizing")]
+Fail = Annotated[str | None, _option("--fail", "REPLICA@SECONDS[,…]: replicas that stop")]
+MaxQueue = Annotated[int | None, _option("--max-queue", "stop when so many requests wait")]
+MaxMinutes = Annotated[float | None, _option("--max-minutes", "stop after so much simulated time")]
+Chrome = Annotated[Path | None, _option("--chrome-trace", "write a trace for Perfetto here")]
+Html = Annotated[Path | None, _option("--html", "write a report with charts here")]
 Log = Annotated[Path | None, _option("--log", "write the event log here")]
 Json = Annotated[Path | None, _option("--json", "write the figures here, with vLLM's keys")]

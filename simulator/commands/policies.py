@@ -10,8 +10,8 @@ from rich.table import Table
 from simulator.api import Simulation, simulate
 from simulator.commands import options as opt
 from simulator.commands.common import out, plain_errors
-from simulator.commands.workloads import make_workload
 from simulator.modelspec import load_model
+from simulator.sources import make_workload
 
 # Each differs from the first in one choice. `priority` is not among them: traces carry none.
 VARIANTS: dict[str, dict[str, Any]] = {

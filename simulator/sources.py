@@ -1,32 +1,43 @@
-"""From options to a workload and to SLO bounds."""
+"""From words to a workload: what the commands, sweep plans and capacity searches all understand."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from simulator.chats import chats
 from simulator.errors import WorkloadError
 from simulator.lengths import parse_lengths
 from simulator.traces import read_trace
 from simulator.workload import Workload, closed_loop, poisson
 
 
-def make_workload(*, trace: Path | None, rate: float | None, users: int | None, think: float,
-                  burstiness: float, num_requests: int | None, input_len: str, output_len: str,
-                  rate_scale: float, columns: str | None, skip_bad: bool, seed: int) -> Workload:
-    """The workload the options describe. WorkloadError unless exactly one source is named."""
-    named = [name for name, value in (("--trace", trace), ("--poisson", rate), ("--users", users))
-             if value is not None]
+def make_workload(*, trace: str | Path | None = None, rate: float | None = None,
+                  users: int | None = None, chat_rate: float | None = None, think: float = 0.0,
+                  turns: int = 4, system: int = 0, burstiness: float = 1.0,
+                  num_requests: int | None = None, input_len: str = "100:1024",
+                  output_len: str = "100:1024", rate_scale: float = 1.0,
+                  columns: str | None = None, skip_bad: bool = False, seed: int = 0) -> Workload:
+    """The workload the words describe. WorkloadError unless exactly one source is named.
+
+    `num_requests` counts conversations for chats, and cuts a trace; 1000 where nothing is said
+    (chats: 250).
+    """
+    named = [name for name, value in (("--trace", trace), ("--poisson", rate), ("--users", users),
+                                      ("--chats", chat_rate)) if value is not None]
     if len(named) != 1:
-        raise WorkloadError(f"give exactly one of --trace, --poisson and --users, "
+        raise WorkloadError(f"give exactly one of --trace, --poisson, --users and --chats, "
                             f"not {' and '.join(named) or 'none'}")
     if trace is not None:
         work = read_trace(trace, columns=named_columns(columns), skip_bad=skip_bad)
         work = work if num_requests is None else work.first(num_requests)
         return work if rate_scale == 1.0 else work.faster(rate_scale)
-    count = 1000 if num_requests is None else num_requests
     inputs = parse_lengths(input_len, "--input-len")
     outputs = parse_lengths(output_len, "--output-len")
+    if chat_rate is not None:
+        return chats(chat_rate, 250 if num_requests is None else num_requests, inputs, outputs,
+                     turns=turns, think=think, system=system, seed=seed)
+    count = 1000 if num_requests is None else num_requests
     if users is not None:
         return closed_loop(users, count, inputs, outputs, think=think, seed=seed)
     assert rate is not None
@@ -52,3 +63,13 @@ def slo_bounds(text: str | None) -> Mapping[str, float] | None:
     except ValueError:
         raise WorkloadError(f"--goodput {text!r} is not of the form "
                             f"ttft:500,tpot:50,e2el:10000") from None
+
+
+def parse_failures(text: str | None) -> list[tuple[int, float]]:
+    """`0@30,2@45.5` → [(0, 30.0), (2, 45.5)]: replica and seconds."""
+    try:
+        return [(int(number), float(at)) for number, at in
+                (part.split("@") for part in (text or "").split(",") if part)]
+    except ValueError:
+        raise WorkloadError(f"--fail {text!r} is not of the form REPLICA@SECONDS[,…], "
+                            f"such as 0@30") from None

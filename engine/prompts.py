@@ -1,0 +1,81 @@
+"""The forms a prompt may take, and how they become token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any, NamedTuple
+
+from engine.core.errors import ConfigError, RequestError
+from engine.core.request import SamplingParams
+from engine.runner.tokenizer import TextTokenizer
+
+Prompt = str | Sequence[int] | dict[str, Any]
+DICT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "priority")
+
+
+class PromptInput(NamedTuple):
+    """A prompt as the engine takes it."""
+
+    token_ids: list[int]
+    text: str | None  # None if it was given as token ids
+    extra: dict[str, Any]  # cache_salt and priority, where a dict held them
+
+
+def read_prompt(name: str, prompt: Prompt, tokenizer: TextTokenizer | None) -> PromptInput:
+    """Tokenize one prompt; `name` is the request's, for messages.
+
+    RequestError if it is none of the forms, or text for a model without tokenizer.
+    """
+    extra: dict[str, Any] = {}
+    if isinstance(prompt, dict):
+        unknown = [key for key in prompt if key not in DICT_KEYS]
+        if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
+            raise RequestError(f"request {name}: a prompt dict has `prompt` or `prompt_token_ids`, "
+                               f"and may have cache_salt and priority; this one has "
+                               f"{', '.join(map(str, prompt))}")
+        extra = prompt
+        prompt = prompt["prompt" if "prompt" in prompt else "prompt_token_ids"]
+    if not isinstance(prompt, str):
+        return PromptInput(_token_ids(name, prompt), None, extra)
+    if tokenizer is None:
+        raise RequestError(f"request {name}: the model directory has no tokenizer, so a prompt "
+                           f"must be a list of token ids")
+    return PromptInput(tokenizer.encode(prompt), prompt, extra)
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or many? A list of whole numbers is one prompt."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    try:
+        items: list[Any] = _plain(prompts)
+    except TypeError:
+        raise RequestError(f"prompts are text, token ids, dicts or a list of those, not "
+                           f"{type(prompts).__name__}") from None
+    return [items] if items and all(isinstance(item, int) for item in items) else items
+
+
+def one_each(what: str, value: Any, number: int) -> list[Any]:
+    """`value` for each of `number` prompts. ConfigError if it is a list of another length."""
+    if isinstance(value, (SamplingParams, int)):
+        return [value] * number
+    values = list(value)
+    if len(values) != number:
+        raise ConfigError(f"{number} prompts and {len(values)} {what}: "
+                          f"give one for all, or one each")
+    return values
+
+
+def _token_ids(name: str, prompt: Any) -> list[int]:
+    """The prompt's whole numbers, of whatever integer type. RequestError for anything else."""
+    try:
+        return [index(token) for token in _plain(prompt)]
+    except TypeError:
+        raise RequestError(f"request {name}: a prompt is text, a list of token ids or a dict, and "
+                           f"this one is {str(prompt)[:40]!r} ({type(prompt).__name__})") from None
+
+
+def _plain(values: Any) -> list[Any]:
+    """A list; of plain numbers if it was an array or a tensor."""
+    return values.tolist() if hasattr(values, "tolist") else list(values)

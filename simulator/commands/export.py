@@ -1,0 +1,37 @@
+"""`python -m simulator export run.jsonl --chrome out.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine.core.events import read_log
+from simulator.commands.common import out, plain_errors
+from simulator.errors import ReplayError
+from simulator.html import run_report
+from simulator.timings import timings_from_log
+from simulator.trace_export import write_chrome_trace
+
+Chrome = Annotated[Path | None, typer.Option("--chrome", help="Chrome trace, for Perfetto")]
+Html = Annotated[Path | None, typer.Option("--html", help="report with Plotly charts")]
+
+
+@plain_errors
+def export(log: Annotated[Path, typer.Argument(help="event log of a real or simulated run")],
+           chrome: Chrome = None, html: Html = None) -> None:
+    """Write a log in forms that other tools open."""
+    if chrome is None and html is None:
+        raise ReplayError("nothing to write: give --chrome FILE or --html FILE")
+    loaded = read_log(log)
+    if loaded.problem:
+        out.print(f"note: {loaded.problem}", markup=False)
+    if chrome is not None:
+        count = write_chrome_trace([loaded.events], chrome)
+        out.print(f"{chrome}: {count:,} events; open it at ui.perfetto.dev", markup=False)
+    if html is not None:
+        blocks = int(loaded.header.get("config", {}).get("num_blocks", 1))
+        page = run_report(timings_from_log(loaded.events), [loaded.events], blocks, log.name)
+        html.write_text(page, "utf-8")
+        out.print(f"{html}", markup=False)

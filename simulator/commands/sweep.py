@@ -1,0 +1,58 @@
+"""`python -m simulator sweep plan.toml`: every combination of a plan, in parallel, resumable."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from simulator.commands.common import out, plain_errors, progress
+from simulator.sweep import Results, Row, local_runner, ray_runner, read_plan, write_table
+from simulator.sweep import sweep as run_sweep
+
+FIGURES = {"req/s": ("request_throughput", ".2f"), "output tok/s": ("output_throughput", ",.0f"),
+           "p99 TTFT ms": ("p99_ttft_ms", ",.0f"), "p99 TPOT ms": ("p99_tpot_ms", ",.1f"),
+           "mean E2EL ms": ("mean_e2el_ms", ",.0f"), "preempt.": ("preemptions", ",d"),
+           "diverges at": ("utilisation", ".2f")}
+
+Plan = Annotated[Path, typer.Argument(help="TOML with [base] and [grid]")]
+Out = Annotated[Path | None, typer.Option("--out", help="results; default: beside the plan")]
+Workers = Annotated[int, typer.Option("--workers", min=0, help="processes; 0: one a core")]
+Ray = Annotated[str | None, typer.Option("--ray", help="address of a Ray cluster, or auto")]
+Most = Annotated[int, typer.Option("--show", min=0, help="rows to print; 0: all")]
+
+
+@plain_errors
+def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None,
+          show: Most = 40) -> None:
+    """Simulate every combination of a plan; results to JSON Lines, and to Parquet or CSV."""
+    points = read_plan(plan)
+    runner = ray_runner(ray) if ray else local_runner(workers or os.cpu_count() or 1)
+    store = Results(results or plan.with_suffix(".results.jsonl"))
+    known = sum(point.key in store.rows for point in points)
+    out.print(f"{len(points):,} points, {known:,} of them done before", markup=False)
+    with progress("sweeping") as update:
+        rows = run_sweep(points, store, runner, update)
+    out.print(_table(rows, points[0].values, show))
+    if show and len(rows) > show:
+        out.print(f"{len(rows) - show:,} more rows: --show 0 prints them", markup=False)
+    for row in rows:
+        if row["error"]:
+            out.print(f"no result for {row['key']}: {row['error']}", markup=False)
+    out.print(f"rows      {store.path}", markup=False)
+    out.print(f"table     {write_table(rows, store.path.with_suffix(''))}", markup=False)
+
+
+def _table(rows: list[Row], named: Iterable[str], show: int) -> Table:
+    """What differs between the points, then the figures."""
+    varied = [name for name in named if len({repr(row.get(name)) for row in rows}) > 1]
+    table = Table(*varied, *FIGURES)
+    for row in rows[:show or None]:
+        figures = ["" if row.get(name) is None else format(row[name], form)
+                   for name, form in FIGURES.values()]
+        table.add_row(*(str(row.get(name, "")) for name in varied), *figures)
+    return table
