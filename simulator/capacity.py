@@ -22,6 +22,7 @@ MOST = 25  # simulations
 STATS = ("mean", "median", "p90", "p99")
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by number of seeds
 FIRST = 9  # simulations for the first seed, the unloaded one included
+ALONE = 1e-5  # requests a second at which none meets another
 NEAR = 1.08  # factor between two rates tried beside the first seed's capacity
 
 Slo = Mapping[str, float]
@@ -86,9 +87,7 @@ class Search:
     def probe(self, seed: int, rate: float) -> Probe:
         """Simulate one seed at one rate. WorkloadError where requests are refused."""
         run = self.run(seed, rate)
-        if run.metrics.rejected:
-            refused = next(note for note in run.notes if "refused" in note)
-            raise WorkloadError(f"no rate can be told: {refused}")
+        _check_accepted(run)
         used, worst = usage(run, self.slo)
         self.probes.append(Probe(seed, rate, used, worst))
         if self._on_probe is not None:
@@ -116,6 +115,12 @@ def unit_workloads(scenario: Scenario, seeds: int, num_requests: int) -> list[Wo
                             f"windows of at least 50 arrivals at different times: use a longer "
                             f"trace or fewer --seeds")
     return [window.faster(1 / window.rate) for window in windows]
+
+
+def _check_accepted(run: Simulation) -> None:
+    if run.metrics.rejected:
+        refused = next(note for note in run.notes if "refused" in note)
+        raise WorkloadError(f"no rate can be told: {refused}")
 
 
 def usage(run: Simulation, slo: Slo) -> tuple[float, str]:
@@ -148,16 +153,15 @@ def find_capacity(search: Search) -> Capacity:
 
 def _first_bracket(search: Search) -> tuple[float, float]:
     """A rate at which requests hardly meet, and one at which the SLO breaks or nearly does."""
-    alone = search.run(0, 1e-6)
-    if alone.metrics.rejected:
-        raise WorkloadError(next(note for note in alone.notes if "refused" in note))
+    alone = search.run(0, ALONE)
+    _check_accepted(alone)
     used, worst = usage(alone, search.slo)
     if used > 1:
         bound = search.slo[worst]
         raise WorkloadError(
             f"the SLO cannot be met: even a request alone has {worst} = {used * bound:.3g} s on "
             f"{search.scenario.get('hardware', 'h100')}, the bound is {bound:g} s")
-    search.probes.append(Probe(0, 1e-6, used, worst))
+    search.probes.append(Probe(0, ALONE, used, worst))
     engines = search.scenario.get("replicas", 1)
     low = engines / alone.metrics.latency["e2el"].mean  # one request at a time
     return low, low * alone.config.max_num_seqs  # Little's law: as if company cost nothing
@@ -217,15 +221,19 @@ def _not_monotone(probes: list[Probe]) -> tuple[float, float] | None:
 
 
 def _answer(search: Search, brackets: list[tuple[float, float]], notes: list[str]) -> Capacity:
-    middles = [math.sqrt(low * high) for low, high in brackets]
+    middles = [math.log(low * high) / 2 for low, high in brackets]  # a rate is positive: in logs
     count = len(middles)
     mean = sum(middles) / count
     spread = math.sqrt(sum((each - mean) ** 2 for each in middles) / (count - 1))
-    width = sum((high - low) / 2 for low, high in brackets) / count
+    width = sum(math.log(high / low) / 2 for low, high in brackets) / count
     half = math.hypot(STUDENT[count] * spread / math.sqrt(count), width)
+    if half > math.log(1.25):
+        notes.append("the interval is wide: more --num-requests or --seeds narrow it")
+    rate = math.exp(mean)
     broken = [probe for probe in search.probes if not probe.holds]
-    limit = min(broken, key=lambda probe: abs(probe.rate - mean)).worst if broken else "none"
-    return Capacity(mean, max(mean - half, 0.0), mean + half, limit, search.probes, notes)
+    limit = min(broken, key=lambda probe: abs(probe.rate - rate)).worst if broken else "none"
+    return Capacity(rate, rate / math.exp(half), rate * math.exp(half), limit, search.probes,
+                    notes)
 
 
 # --------------------------------------------------------------------------- prices
@@ -258,6 +266,5 @@ def offer(hardware: str, price: float, capacity: Capacity, target: float,
           scenario: Mapping[str, Any]) -> Offer:
     """Replicas by the lower end of the interval: the side on which the SLO holds."""
     engines = scenario.get("replicas", 1)
-    replicas = math.ceil(target / capacity.low) * engines if capacity.low > 0 else 0
-    cost = price * replicas * scenario.get("tp", 1) if replicas else math.inf
-    return Offer(hardware, capacity, replicas, cost)
+    replicas = math.ceil(target / capacity.low) * engines
+    return Offer(hardware, capacity, replicas, price * replicas * scenario.get("tp", 1))

@@ -41,6 +41,9 @@ class SchedulerConfig:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 0")
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark={self.watermark!r} must lie in [0, 1)")
+        if self.max_model_len < 2:
+            raise ConfigError("max_model_len=1 leaves no room for a prompt token and an output "
+                              "token: give at least 2, and a pool of at least 2 token slots")
         held = self.num_blocks * self.block_size
         if held < self.max_model_len:
             need = -(-self.max_model_len // self.block_size)

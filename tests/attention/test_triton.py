@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="Triton is not installed: no kernels to test")
+pytest.importorskip("triton", reason="Triton is not installed: no kernels to test")
+
+import triton
 
 from engine.attention.base import AttentionShape
 from engine.attention.triton_paged import (

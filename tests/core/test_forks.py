@@ -6,6 +6,7 @@ import pytest
 
 from engine.core import Batch, RequestError
 from tests.core.helpers import (
+    events,
     names,
     request,
     rows,
@@ -38,6 +39,16 @@ def test_further_samples_wait_for_the_prompt_and_compute_only_its_last_token():
         (0, "alloc", "p", [0, 1]), (1, "share", "c0", [0]), (1, "alloc", "c0", [2]),
         (1, "copy", "c0", 1, 2), (1, "share", "c1", [0]), (1, "alloc", "c1", [3]),
         (1, "copy", "c1", 1, 3)]
+
+
+def test_a_fork_is_told_with_its_tokens_and_source():
+    recorder = Recorder()
+    one = scheduler(emit=recorder)
+    submit(one, *family(list(range(6)), 1))
+    steps(one, 2)
+    assert events(recorder, "share") == [
+        {"e": "share", "request": "c0", "blocks": [0], "tokens": 5, "source": "fork"}]
+    assert events(recorder, "copy") == [{"e": "copy", "request": "c0", "from": 1, "to": 2}]
 
 
 def test_the_partial_tail_is_copied_and_whole_blocks_are_shared():

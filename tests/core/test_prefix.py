@@ -338,3 +338,49 @@ def test_a_run_by_keys_takes_and_evicts_the_same_blocks_as_the_run_by_token_ids(
     assert stories[0] == stories[1]
     assert reached.reached["evict"] > 50 and reached.reached["hit"] > 20
     assert reached.reached[f"preempt {preemption}"] > 4
+
+
+def test_a_share_is_told_with_its_tokens_and_source_and_a_reuse_with_the_key_it_costs():
+    recorder = Recorder()
+    one = scheduler(3, 4, emit=recorder)
+    submit(one, request("a", list(range(9)), 1))
+    run(one)
+    submit(one, request("b", list(range(9)), 1))
+    run(one)
+    assert events(recorder, "share") == [
+        {"e": "share", "request": "b", "blocks": [0, 1], "tokens": 8, "source": "cache"}]
+    published = events(recorder, "cache")[0]
+    submit(one, request("c", [99] * 9, 1))
+    run(one)
+    assert events(recorder, "evict") == [
+        {"e": "evict", "block": block, "key": published["keys"][block]} for block in (1, 0)]
+
+
+def test_under_clock_a_hit_saves_a_block_for_one_more_round():
+    def survivor(hit: bool) -> bool:
+        one = scheduler(4, 4, eviction="clock")
+        for index in range(3):  # blocks 0, 1, 2 hold one prompt each
+            submit(one, request(f"r{index}", [index] * 4, 1))
+            run(one)
+        submit(one, request("sweep", [9] * 8, 1))  # clean 3, then block 0: all bits are cleared
+        run(one)
+        if hit:
+            submit(one, request("hit", [1] * 4 + [5], 1))
+            one.manager.pool.take(0)
+            run(one)
+        before = one.manager.find_hit(request("ask", [1] * 5))
+        submit(one, request("next", [8] * 4, 1))
+        run(one)
+        return bool(before) and bool(one.manager.find_hit(request("ask", [1] * 5)))
+
+    assert survivor(hit=True)
+
+
+def test_a_preempted_simulated_request_finds_its_output_again_and_an_ended_one_leaves_no_keys():
+    one = scheduler(5, 2, max_model_len=8)
+    b = request("b", 3, 5)
+    submit(one, request("a", 3, 5), b)
+    assert steps(one, 6)[-1] == [("b", 2, 3)]  # as with token ids: its first block was still there
+    run(one)
+    assert one.manager.pool.keys == {} and one.manager.pool.index == {}
+    one.manager.pool.check([[]])

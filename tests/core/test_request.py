@@ -284,6 +284,19 @@ def test_keys_of_its_own_do_not_depend_on_how_often_they_were_extended():
 
 # --------------------------------------------------------------------------- configuration
 
+def test_the_defaults_are_vllms_where_vllm_has_the_thing():
+    assert SchedulerConfig(num_blocks=128) == SchedulerConfig(
+        num_blocks=128, block_size=16, max_model_len=2048, max_num_batched_tokens=2048,
+        max_num_seqs=128, num_cpu_blocks=0, long_prefill_token_threshold=0, watermark=0.0,
+        enable_prefix_caching=True, full_sequence_must_fit=True, batching="mixed", order="fcfs",
+        preemption="recompute", eviction="lru")
+    assert SamplingParams() == SamplingParams(
+        temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0,
+        presence_penalty=0.0, frequency_penalty=0.0, logit_bias=(), logprobs=None, seed=None, n=1,
+        max_tokens=16, min_tokens=0, stop=(), include_stop_str_in_output=False, stop_token_ids=(),
+        ignore_eos=False)
+
+
 @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_model_len",
                                   "max_num_batched_tokens", "max_num_seqs"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "8"], ids=str)

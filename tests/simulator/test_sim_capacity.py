@@ -1,0 +1,143 @@
+"""Capacity: the known answer within the interval, few simulations, impossible wishes named."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from simulator.__main__ import app
+from simulator.capacity import (
+    MOST,
+    Search,
+    find_capacity,
+    offer,
+    parse_prices,
+    parse_slo,
+    unit_workloads,
+    usage,
+)
+from simulator.errors import WorkloadError
+from simulator.scenario import run_scenario
+
+SMALL = {"model": "smollm2", "hardware": "l4", "input_len": "20:200", "output_len": "5:40",
+         "max_num_seqs": 8}
+
+
+class Known(Search):
+    """A search over a made-up engine: each seed holds up to a capacity of its own."""
+
+    def __init__(self, capacities, alone=0.1, slots=64, noise=lambda rate: 1.0):
+        super().__init__(SMALL, {"ttft_p99": 0.5}, seeds=len(capacities), num_requests=50)
+        self.capacities, self.alone, self.slots, self.noise = capacities, alone, slots, noise
+
+    def run(self, seed, rate):
+        ttft = 0.5 * (rate / self.capacities[seed]) ** 2 * self.noise(rate) + 1e-9
+        latency = {"ttft": SimpleNamespace(p99=ttft), "e2el": SimpleNamespace(mean=self.alone)}
+        return SimpleNamespace(metrics=SimpleNamespace(latency=latency, rejected=0), notes=[],
+                               config=SimpleNamespace(max_num_seqs=self.slots), stopped=None,
+                               divergence=None)
+
+
+@pytest.mark.parametrize("capacities", [
+    [37.0, 37.5, 36.6, 37.2, 36.9], [210.0, 190.0, 205.0, 200.0, 195.0], [12.0, 11.0, 11.5]])
+def test_a_known_capacity_lies_in_the_interval_after_at_most_25_simulations(capacities):
+    result = find_capacity(Known(capacities))
+    truth = sum(capacities) / len(capacities)
+    assert result.low <= truth <= result.high and result.rate == pytest.approx(truth, rel=0.05)
+    assert len(result.probes) <= MOST and result.limit == "ttft_p99" and not result.notes
+    assert len({probe.seed for probe in result.probes}) == len(capacities)
+
+
+@pytest.mark.parametrize("truth", [3.0, 2000.0])  # outside 1 / e2el … 64 / e2el
+def test_a_capacity_outside_the_first_guess_is_still_approached(truth):
+    result = find_capacity(Known([truth] * 3, alone=0.1, slots=64))
+    assert math.log(result.rate / truth) == pytest.approx(0, abs=math.log(2.0))
+
+
+def test_noise_that_is_not_monotone_is_told():
+    bump = lambda rate: 3.0 if 30 < rate < 36 else 1.0  # noqa: E731
+    result = find_capacity(Known([60.0] * 5, noise=bump))
+    held = [probe.rate for probe in result.probes if probe.holds]
+    broken = [probe.rate for probe in result.probes if not probe.holds]
+    assert bool(result.notes) == any(a > b for a in held for b in broken)
+    assert result.low <= 60.0
+
+
+def test_the_slo_holds_below_the_interval_and_breaks_above_it():
+    slo = parse_slo("ttft_p90=0.05,e2el_p90=0.4")
+    result = find_capacity(Search(SMALL, slo, seeds=3, num_requests=120))
+    work = unit_workloads({**SMALL, "seed": 7}, 2, 200)[0]
+    below = run_scenario(SMALL, work.faster(result.low * 0.7))
+    above = run_scenario(SMALL, work.faster(result.high * 1.5))
+    assert usage(below, slo)[0] <= 1.0 < usage(above, slo)[0]
+
+
+def test_seeds_share_nothing_and_rates_of_one_seed_share_everything_but_gaps():
+    first, second = unit_workloads(SMALL, 2, 100)
+    assert first.prompts != second.prompts
+    fast = first.faster(8.0)
+    assert fast.prompts == first.prompts and fast.outputs == first.outputs
+    assert [8 * time for time in fast.at] == pytest.approx(
+        [time - first.at[0] * (1 - 8) for time in first.at], rel=1e-9)
+
+
+def test_a_trace_is_cut_into_windows_that_share_no_request(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("at,prompt,output\n" + "".join(f"{i / 4},{i + 1},3\n" for i in range(120)))
+    first, second = unit_workloads({"trace": str(path)}, 2, 1000)
+    assert list(first.prompts) == list(range(1, 61))
+    assert list(second.prompts) == list(range(61, 121))
+    assert first.rate == second.rate == pytest.approx(1.0) and second.at[0] == 0.0
+    with pytest.raises(WorkloadError, match="120 requests cannot be cut into 5 windows"):
+        unit_workloads({"trace": str(path)}, 5, 1000)
+
+
+def call(*words):
+    return CliRunner().invoke(app, ["capacity", *(str(word) for word in words)])
+
+
+FAST = ("--model", "smollm2", "--input-len", "20:200", "--output-len", "5:40", "--num-requests",
+        60, "--seeds", 2, "--max-num-seqs", 8)
+
+
+def test_the_command_names_rate_interval_and_what_gives(tmp_path):
+    path = tmp_path / "c.json"
+    result = call(*FAST, "--hardware", "l4", "--slo", "ttft_p99=0.05", "--json", path)
+    assert result.exit_code == 0 and "holds ttft_p99=0.05 up to" in result.output
+    answer = json.loads(path.read_text())
+    assert answer["low"] < answer["rate"] < answer["high"] and len(answer["probes"]) <= MOST
+
+
+def test_prices_name_the_cheapest_device_and_why_others_are_none():
+    result = call(*FAST, "--slo", "ttft_p99=0.05", "--prices", "h100=2.5,l4=0.7,tpu=1", "--rate",
+                  2000)
+    assert result.exit_code == 0, result.output
+    assert "cheapest: " in result.output and "not tpu: unknown hardware 'tpu'" in result.output
+
+
+def test_engines_are_counted_by_the_lower_end_of_the_interval():
+    capacity = SimpleNamespace(rate=10.0, low=9.0, high=11.0)
+    each = offer("l4", 0.7, capacity, 20.0, {"tp": 2})
+    assert (each.replicas, each.price) == (3, pytest.approx(3 * 2 * 0.7))
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (("--slo", "ttft=1"), "--slo 'ttft=1' is not of the form"),
+    (("--slo", "ttft_p99=-1"), "not of the form"), (("--slo", "ttft_p98=1"), "not of the form"),
+    (("--slo", "ttft_p99=1e-6"), "the SLO cannot be met: even a request alone has ttft_p99 ="),
+    (("--slo", "ttft_p99=1", "--prices", "l4=1"), "--prices and --rate go together"),
+    (("--slo", "ttft_p99=1", "--prices", "l4", "--rate", 1), "--prices 'l4' is not of the form"),
+    (("--slo", "ttft_p99=1", "--seeds", 9), "9 seeds cannot give an interval"),
+    (("--slo", "ttft_p99=1", "--max-model-len", 100), "no rate can be told"),
+    (("--slo", "ttft_p99=1e-6", "--prices", "l4=1", "--rate", 1), "none of the devices")])
+def test_mistakes_are_one_sentence(words, sentence):
+    result = call(*FAST, *words)
+    assert result.exit_code == 2 and sentence in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_prices_are_read():
+    assert parse_prices("h100=2.5, l4=0.7") == {"h100": 2.5, "l4": 0.7}

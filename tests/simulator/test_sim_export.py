@@ -1,0 +1,99 @@
+"""Chrome traces and HTML reports of any log."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from simulator.__main__ import app
+from simulator.api import simulate
+from simulator.errors import ReplayError
+from simulator.html import cost_parts, run_report
+from simulator.lengths import parse_lengths
+from simulator.trace_export import chrome_events, write_chrome_trace
+from simulator.workload import poisson
+
+SETTINGS = {"num_blocks": 60, "max_model_len": 400}
+
+
+@pytest.fixture(scope="module")
+def run():
+    work = poisson(300.0, 60, parse_lengths("10:300"), parse_lengths("2:40"))
+    return simulate(work, "smollm2-135m", "l4", SETTINGS, keep_events=True)
+
+
+def test_steps_lie_end_to_end_on_one_track_with_their_rows_and_cost(run):
+    steps = [e for e in chrome_events(run.events, 1, "engine") if e["ph"] == "X"]
+    assert len(steps) == run.metrics.steps
+    for step, later in zip(steps, steps[1:]):
+        assert step["ts"] + step["dur"] <= later["ts"] + 0.01
+    assert sum(step["dur"] for step in steps) == pytest.approx(run.metrics.busy * 1e6, rel=1e-6)
+    assert steps[0]["args"]["rows"] == 1 and steps[0]["args"]["bound"] in (
+        "compute", "weights", "kv", "comm", "overhead")
+
+
+def test_every_request_is_a_track_whose_phases_begin_and_end_in_turn(run):
+    tracks: dict[str, list] = {}
+    for event in chrome_events(run.events, 1, "engine"):
+        if event.get("cat") == "request":
+            tracks.setdefault(event["id"], []).append(event)
+    assert len(tracks) == 60
+    waits = 0
+    for index, marks in tracks.items():
+        open_, request = [], index.partition(":")[2]
+        assert [mark["ts"] for mark in marks] == sorted(mark["ts"] for mark in marks)
+        for mark in marks:
+            if mark["ph"] == "b":
+                open_.append(mark["name"])
+                waits += mark["name"] == "waiting"
+            else:
+                assert open_.pop() == mark["name"]
+        assert not open_ and marks[0]["name"] == marks[-1]["name"] == request
+        # First token is where prefill ends.
+        number = int(request[1:])
+        end = next(m["ts"] for m in marks if m["ph"] == "e" and m["name"] == "prefill")
+        if run.metrics.preemptions == 0:
+            assert end == pytest.approx(run.timings.first[number] * 1e6, abs=0.01)
+    assert waits == 60 + run.metrics.preemptions and run.metrics.preemptions > 0
+
+
+def test_the_file_is_json_with_counters_and_a_process_a_replica(run, tmp_path):
+    path = tmp_path / "t.json"
+    count = write_chrome_trace([run.events, run.events], path)
+    trace = json.loads(path.read_text())
+    assert len(trace["traceEvents"]) == count and trace["displayTimeUnit"] == "ms"
+    assert {event["pid"] for event in trace["traceEvents"]} == {1, 2, 3, 4}
+    free = [e["args"]["blocks"] for e in trace["traceEvents"] if e["name"] == "free blocks"]
+    assert free and 0 <= min(free) <= max(free) <= 60
+    with pytest.raises(ReplayError, match="holds no step"):
+        write_chrome_trace([[]], path)
+
+
+def test_a_log_cut_short_closes_its_tracks(run):
+    half = run.events[:len(run.events) // 2]
+    marks = [e for e in chrome_events(half, 1, "x") if e.get("cat") == "request"]
+    assert sum(e["ph"] == "b" for e in marks) == sum(e["ph"] == "e" for e in marks)
+    assert any(e.get("args", {}).get("reason") == "the log ends here" for e in marks)
+
+
+def test_the_report_holds_curves_and_parts_that_add_up_to_the_steps(run):
+    parts = cost_parts(run.logs)
+    assert sum(parts.values()) == pytest.approx(run.metrics.busy, rel=1e-5)
+    page = run_report(run.timings, run.logs, 60, "a title")
+    assert "<html>" in page[:40] and "a title" in page and "waiting" in page
+
+
+def test_run_and_export_write_the_same_trace(tmp_path):
+    call = lambda *words: CliRunner().invoke(app, [str(word) for word in words])  # noqa: E731
+    log, one, two, page = (tmp_path / name for name in ("r.jsonl", "a.json", "b.json", "p.html"))
+    first = call("run", "--poisson", 50, "--num-requests", 10, "--model", "smollm2", "--hardware",
+                 "l4", "--input-len", "5:50", "--output-len", "5:10", "--log", log,
+                 "--chrome-trace", one, "--html", page)
+    assert first.exit_code == 0, first.output
+    second = call("export", log, "--chrome", two, "--html", tmp_path / "q.html")
+    assert second.exit_code == 0 and "ui.perfetto.dev" in second.output
+    assert one.read_bytes() == two.read_bytes() and page.exists()
+    nothing = call("export", log)
+    assert nothing.exit_code == 2 and "give --chrome FILE" in nothing.stderr
