@@ -20,9 +20,13 @@ def _verbs() -> None:
 
 def register() -> None:
     """Add the verbs. Imported here, not above: --help of one needs no other's libraries."""
+    from engine.commands.bench import bench_command
     from engine.commands.generate import generate_command
+    from engine.commands.memory import memory_command
     from engine.commands.pull import pull_command
+    app.command("bench")(bench_command)
     app.command("generate")(generate_command)
+    app.command("memory")(memory_command)
     app.command("pull")(pull_command)
 
 

@@ -24,7 +24,7 @@ class EngineConfig:
     dtype: str = "auto"  # auto: the checkpoint's, float32 on a CPU; or float32, bfloat16, float16…
     load_format: str = "auto"  # dummy: random weights, for timing
     attention_backend: str = "auto"
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: int = 1  # processes that share the model; under torchrun: all of its
     enforce_eager: bool = False  # never record CUDA graphs
     seed: int = 0  # of requests that bring none
     max_model_len: int | None = None  # None: what the model was trained for
@@ -61,9 +61,6 @@ class EngineConfig:
                               f"(0, 1]")
         if self.load_format not in ("auto", "dummy"):
             raise ConfigError(f"load_format={self.load_format!r} is not known; known: auto, dummy")
-        if self.tensor_parallel_size > 1:
-            raise ConfigError(f"tensor_parallel_size={self.tensor_parallel_size} needs several "
-                              f"processes, and this version starts one: set it to 1")
 
     def scheduler_config(self, num_blocks: int, max_model_len: int) -> SchedulerConfig:
         """The core's part, with the pool that memory allows."""

@@ -42,7 +42,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    slots: torch.Tensor  # [tokens] int64
+    slots: torch.Tensor  # [written tokens] int64
+    written: torch.Tensor | None  # [written tokens] int64: which tokens; None: all
     buckets: list[Bucket]
     chunks: list[Chunk]
 
@@ -71,7 +72,11 @@ class TorchPaged:
         buckets = [self._bucket(inputs, rows, pages, num_blocks)
                    for rows in split_by_length(decodes, pages, self.shape.block_size)]
         chunks = [self._chunk(inputs, int(row)) for row in np.flatnonzero(queries > 1)]
-        return Plan(self._move(inputs.slot_mapping), buckets, chunks)
+        slots, written = inputs.slot_mapping, None
+        if (slots < 0).any():
+            kept = np.flatnonzero(slots >= 0)
+            slots, written = slots[kept], self._move(kept)
+        return Plan(self._move(slots), written, buckets, chunks)
 
     def _bucket(self, inputs: StepInputs, rows: np.ndarray, pages: np.ndarray,
                 num_blocks: int) -> Bucket:
@@ -114,8 +119,9 @@ class TorchPaged:
     def attend(self, plan: Plan, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
                k_cache: torch.Tensor, v_cache: torch.Tensor) -> torch.Tensor:
         width = k_cache.shape[2] * k_cache.shape[3]
-        k_cache.view(-1, width).index_copy_(0, plan.slots, k.reshape(-1, width))
-        v_cache.view(-1, width).index_copy_(0, plan.slots, v.reshape(-1, width))
+        keys, values = (k, v) if plan.written is None else (k[plan.written], v[plan.written])
+        k_cache.view(-1, width).index_copy_(0, plan.slots, keys.reshape(-1, width))
+        v_cache.view(-1, width).index_copy_(0, plan.slots, values.reshape(-1, width))
         if len(plan.buckets) == 1 and not plan.chunks and isinstance(plan.buckets[0].tokens, slice):
             return self._decode(plan.buckets[0], q, k_cache, v_cache)
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)

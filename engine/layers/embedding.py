@@ -13,20 +13,23 @@ from engine.layers.shard import Shard, Slot
 
 
 class VocabEmbedding(nn.Module):
-    """One vector a token id; each rank holds a range of ids and the others' vectors come by sum."""
+    """One vector a token id; each rank holds a range of ids and the others' vectors come by sum.
+
+    The vocabulary need not come out even: the last rank's matrix then ends in rows of zeros.
+    """
 
     def __init__(self, vocab_size: int, hidden_size: int, shard: Shard, dtype: torch.dtype):
         super().__init__()
-        share = shard.share(vocab_size, "vocab_size")
-        self.weight = nn.Parameter(torch.empty(share, hidden_size, dtype=dtype),
+        self.first, self.held, width = shard.range_of(vocab_size)  # ids [first, first + held)
+        self.weight = nn.Parameter(torch.empty(width, hidden_size, dtype=dtype),
                                    requires_grad=False)
+        self.weight.data[self.held:] = 0.0
         self.shard = shard
         self.vocab_size = vocab_size
-        self.first = share * shard.rank  # the first id held here
 
     def slots(self, name: str) -> Iterator[tuple[str, Slot]]:
-        yield f"{name}.weight", Slot(self.weight.data, (self.vocab_size, self.weight.shape[1]), 0,
-                                     self.first)
+        yield f"{name}.weight", Slot(self.weight.data[:self.held],
+                                     (self.vocab_size, self.weight.shape[1]), 0, self.first)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
@@ -42,8 +45,9 @@ class LMHead(Weight):
 
     def __init__(self, vocab_size: int, hidden_size: int, shard: Shard, dtype: torch.dtype,
                  tied: VocabEmbedding | None = None):
-        share = shard.share(vocab_size, "vocab_size")
-        super().__init__(hidden_size, 0 if tied else share, False, dtype)
+        self.first, self.held, width = shard.range_of(vocab_size)
+        super().__init__(hidden_size, 0 if tied else width, False, dtype)
+        self.weight.data[self.held:] = 0.0
         self.shard = shard
         self.tied = tied is not None
         self.vocab_size = vocab_size
@@ -52,9 +56,8 @@ class LMHead(Weight):
 
     def slots(self, name: str) -> Iterator[tuple[str, Slot]]:
         if not self.tied:
-            share, hidden_size = self.weight.shape
-            yield f"{name}.weight", Slot(self.weight.data, (self.vocab_size, hidden_size), 0,
-                                         share * self.shard.rank)
+            yield f"{name}.weight", Slot(self.weight.data[:self.held],
+                                         (self.vocab_size, self.weight.shape[1]), 0, self.first)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.shard.join(super().forward(hidden))
+        return self.shard.join(super().forward(hidden))[..., :self.vocab_size]

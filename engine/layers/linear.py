@@ -38,21 +38,23 @@ class Weight(nn.Module):
 class ColumnLinear(Weight):
     """Matrices of one input, laid under each other in the order of `parts` {name: outputs}.
 
-    Each is split by outputs, so a rank computes its own heads (or channels) of every part.
+    Each is split by outputs, so a rank computes its own heads (or channels) of every part; `shards`
+    names the parts that are not split as `shard` says.
     """
 
     def __init__(self, num_in: int, parts: Mapping[str, int], shard: Shard, dtype: torch.dtype,
-                 bias: bool = False):
-        self.parts = {name: shard.share(size, name) for name, size in parts.items()}
+                 bias: bool = False, shards: Mapping[str, Shard] | None = None):
+        self.shards = {name: (shards or {}).get(name, shard) for name in parts}
+        self.parts = {name: self.shards[name].share(size, name) for name, size in parts.items()}
         super().__init__(num_in, sum(self.parts.values()), bias, dtype)
-        self.shard = shard
 
     def slots(self, name: str) -> Iterator[tuple[str, Slot]]:
         offset, num_in = 0, self.weight.shape[1]
         for part, share in self.parts.items():
             rows = slice(offset, offset + share)
             offset += share
-            total, start = share * self.shard.size, share * self.shard.rank
+            shard = self.shards[part]
+            total, start = share * shard.size, share * shard.rank
             yield f"{part}.weight", Slot(self.weight.data[rows], (total, num_in), 0, start)
             if self.bias is not None:
                 yield f"{part}.bias", Slot(self.bias.data[rows], (total,), 0, start)

@@ -25,12 +25,14 @@ class LlamaAttention(nn.Module):
         self.layer = layer
         self.head_dim = dim = config.head_dim
         self.heads = shard.share(config.num_attention_heads, "num_attention_heads")
-        self.kv_heads = shard.share(config.num_key_value_heads, "num_key_value_heads")
+        kv_shard = shard.of_kv_heads(config.num_key_value_heads)
+        self.kv_heads = kv_shard.share(config.num_key_value_heads, "num_key_value_heads")
         sizes = {"q_proj": config.num_attention_heads * dim,
                  "k_proj": config.num_key_value_heads * dim,
                  "v_proj": config.num_key_value_heads * dim}
         bias = config.attention_bias if self.qkv_bias is None else self.qkv_bias
-        self.qkv_proj = ColumnLinear(config.hidden_size, sizes, shard, dtype, bias)
+        self.qkv_proj = ColumnLinear(config.hidden_size, sizes, shard, dtype, bias,
+                                     {"k_proj": kv_shard, "v_proj": kv_shard})
         self.o_proj = RowLinear(config.num_attention_heads * dim, config.hidden_size, shard, dtype,
                                 config.attention_bias)
 

@@ -28,6 +28,12 @@ def build_model(config: ModelConfig, shard: Shard, dtype: torch.dtype) -> LlamaF
     if known is None:
         raise UnsupportedModel(f"architecture {config.architecture!r} of {config.name} is not "
                                f"known; known: {', '.join(sorted(MODELS))}")
-    for what in ("num_attention_heads", "num_key_value_heads"):
-        shard.share(getattr(config, what), what)
+    check_split(config, shard)
     return known(config, shard, dtype)
+
+
+def check_split(config: ModelConfig, shard: Shard) -> None:
+    """ConfigError, naming what cannot be split evenly, if the ranks cannot share this model."""
+    for what in ("num_attention_heads", "intermediate_size"):
+        shard.share(getattr(config, what), what)
+    shard.of_kv_heads(config.num_key_value_heads)

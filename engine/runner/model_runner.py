@@ -46,7 +46,7 @@ class ModelRunner:
         self.model, self.config = model, config
         self.block_size, self.seed = block_size, seed
         self.device = torch.device(device)
-        kv_heads = shard.share(config.num_key_value_heads, "num_key_value_heads")
+        kv_heads = kv_heads_of(config, shard)
         heads = shard.share(config.num_attention_heads, "num_attention_heads")
         self.rope = RopeTable(config, max_model_len, dtype, self.device)
         self.cache = KVCache(num_layers=config.num_hidden_layers, num_blocks=num_blocks,
@@ -63,9 +63,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
         """`execute`, with the log-probabilities that rows asked for."""
-        self.cache.swap_out(batch.swap_outs)
-        self.cache.copy(batch.copies)
-        self.cache.swap_in(batch.swap_ins)
+        self.move_blocks(batch)
         tokens: list[int | None | RowFailed] = [None] * len(batch)
         if not tokens:
             return StepOutput(tokens)
@@ -84,6 +82,19 @@ class ModelRunner:
                 logprobs[row] = logprob
         return StepOutput(tokens, logprobs)
 
+    @torch.inference_mode()
+    def follow(self, batch: Batch) -> None:
+        """`run` for a rank that does not sample: the same moves, the same forward pass."""
+        self.move_blocks(batch)
+        if len(batch):
+            self.forward(self.prepare(batch)[1])
+
+    def move_blocks(self, batch: Batch) -> None:
+        """What the step does to whole blocks, before it computes."""
+        self.cache.swap_out(batch.swap_outs)
+        self.cache.copy(batch.copies)
+        self.cache.swap_in(batch.swap_ins)
+
     def prepare(self, batch: Batch) -> tuple[np.ndarray, StepInputs]:
         """The order in which the batch's rows are computed, and their inputs in that order."""
         order = execution_order(batch)
@@ -101,6 +112,12 @@ class ModelRunner:
 
     def _move(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+def kv_heads_of(config: ModelConfig, shard: Shard) -> int:
+    """How many key-value heads a rank holds."""
+    return shard.of_kv_heads(config.num_key_value_heads).share(
+        config.num_key_value_heads, "num_key_value_heads")
 
 
 def load_model(config: ModelConfig, directory: Path, dtype: torch.dtype, *,

@@ -32,7 +32,7 @@ def plan_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> t
                        model.num_key_value_heads, model.head_dim, dtype.itemsize)
     num_blocks = config.num_kvcache_blocks
     if num_blocks is None:
-        budget = config.kv_cache_bytes or min(DEFAULT_CPU_BUDGET, _free_memory() // 4)
+        budget = config.kv_cache_bytes or min(DEFAULT_CPU_BUDGET, free_memory() // 4)
         if budget < size:
             raise ConfigError(f"one KV block of {config.kvcache_block_size} tokens of {model.name} "
                               f"takes {size} bytes, the budget is {budget}: raise kv_cache_bytes "
@@ -68,7 +68,8 @@ def _longest(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
+    """Bytes of this machine that nothing uses; 4 GiB where the system does not tell."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not on every system

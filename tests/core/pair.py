@@ -25,7 +25,7 @@ class Pair:
 
     def __init__(self, blocks: int, cpu: int, size: int, policy: str, reached: Counter[str]):
         self.manager = BlockManager(config(
-            blocks, size, num_cpu_blocks=cpu, eviction=policy, max_model_len=1))
+            blocks, size, num_cpu_blocks=cpu, eviction=policy, max_model_len=2))
         self.slow = SlowManager(blocks, cpu, size, policy)
         self.size, self.reached = size, reached
         self.there: dict[str, tuple[Request, SlowRequest]] = {}

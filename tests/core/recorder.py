@@ -27,7 +27,7 @@ class Recorder:
 
     def _count(self, event: dict[str, Any]) -> None:
         kind, reached = event["e"], self.reached
-        assert kind not in ("alloc", "free", "cache", "withdraw") or event["blocks"], "about nothing"
+        assert kind not in ("alloc", "free", "cache", "withdraw") or event["blocks"]
         if kind == "share":
             reached["fork" if event["source"] == "fork" else "hit"] += 1
         elif kind == "swap":

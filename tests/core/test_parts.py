@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import engine.core
-from engine.core import BlockManager, BlockPool
+from engine.core import Batch, BlockManager, BlockPool
 from engine.core.eviction import Fifo, Lru
 from engine.core.policies import BATCHINGS, PREEMPTIONS, Mixed, Recompute
 from tests.core.helpers import config, names, request, rows, run, scheduler, step, submit
@@ -85,6 +85,13 @@ def test_a_manager_alone_makes_its_pool_and_its_cpu_pool():
     manager = BlockManager(config(5, 4, num_cpu_blocks=3))
     assert (manager.pool.num_blocks, manager.cpu_pool.num_blocks) == (5, 3)
     assert [manager.blocks_for(tokens) for tokens in (0, 1, 4, 5, 8, 9)] == [0, 1, 1, 2, 2, 3]
+
+
+def test_a_fresh_batch_is_empty_alone_and_stable_for_one_step():
+    batch = Batch(3)
+    assert (batch.step, len(batch), batch.num_tokens, list(batch.rows)) == (3, 0, 0, [])
+    assert (batch.overlapped, batch.stable_steps(), batch.partial) == (False, 1, set())
+    assert not (batch.copies or batch.swap_ins or batch.swap_outs or batch.ended)
 
 
 def test_the_public_names_of_the_core_are_there():

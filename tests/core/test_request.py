@@ -140,7 +140,7 @@ def test_a_request_refused_at_submit_has_touched_nothing_and_is_told_to_the_log(
                  "max_model_len is 8: shorten it to 7 or raise max_model_len"})
 
 
-@pytest.mark.parametrize("tokens", [[-1], [1, 2 ** 63], [1.0], ["1"], [None], [True]], ids=str)
+@pytest.mark.parametrize("tokens", [[-1], [5, -1, 5], [1, 2 ** 63, 1], [1.0], ["1"], [None], [True]], ids=str)
 def test_token_ids_that_cannot_be_hashed_are_refused_at_submit(tokens):
     with pytest.raises(RequestError, match="request r: token ids must be whole numbers of at least "
                                            "0 and below 2"):

@@ -1,0 +1,72 @@
+"""python -m engine memory: what a model takes, and what fits beside it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from engine.commands import options as opt
+from engine.core.errors import ConfigError
+from engine.footprint import Footprint, parse_size, plan_footprint, size_text
+from engine.models.config import ModelConfig, read_model_config
+from engine.runner.model_runner import parse_dtype
+from engine.runner.sizing import free_memory
+from engine.weights.resolve import resolve_model
+
+
+def memory_command(
+    model: opt.Model = "tiny", dtype: opt.Dtype = "auto",
+    budget: Annotated[str | None, typer.Option(
+        help="memory for everything, such as 8GiB; by default what this machine has free")] = None,
+    request_tokens: Annotated[int | None, typer.Option(
+        help="prompt and output of the requests to count; by default the model's longest")] = None,
+    block_size: Annotated[int, typer.Option(help="tokens a block")] = 16,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="tokens a step")] = 2048,
+    max_num_seqs: Annotated[int, typer.Option(help="requests at once")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say what weights, activations and KV cache take, and how many requests fit a budget."""
+    config = read_model_config(resolve_model(model))
+    longest = request_tokens or config.max_position_embeddings
+    for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs),
+                        ("max_num_batched_tokens", max_num_batched_tokens),
+                        ("request_tokens", longest)):
+        if value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
+    plan = plan_footprint(
+        config, parse_dtype(dtype, config.dtype),
+        budget=free_memory() if budget is None else parse_size(budget), block_size=block_size,
+        step_tokens=max_num_batched_tokens, num_seqs=max_num_seqs, request_tokens=longest)
+    if as_json:
+        typer.echo(json.dumps(plan.to_json(), indent=2))
+    else:
+        show(Console(highlight=False), plan, config, str(parse_dtype(dtype, config.dtype))[6:])
+
+
+def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str) -> None:
+    """The arithmetic, line by line."""
+    table = Table("", "bytes", "", box=None, show_header=False)
+    table.columns[1].justify = "right"
+
+    def line(what: str, size: int, how: str = "") -> None:
+        table.add_row(what, f"{size:,}", f"{size_text(size)}  {how}".rstrip())
+
+    line("budget", plan.budget)
+    line("- weights", plan.total_weights, ", ".join(
+        f"{part} {size_text(size)}" for part, size in plan.weights.items() if size))
+    line("- activations", plan.activations, "estimated, one full step")
+    line("= for KV", plan.kv_budget)
+    line("KV a token", plan.kv_per_token,
+         f"2 x {config.num_hidden_layers} layers x {config.num_key_value_heads} heads x "
+         f"{config.head_dim}, {dtype}")
+    line("KV a block", plan.kv_per_block, f"{plan.block_size} tokens")
+    console.print(table)
+    each = -(-plan.request_tokens // plan.block_size)
+    console.print(
+        f"{plan.blocks:,} blocks fit, and the padding block: {plan.blocks * plan.block_size:,} "
+        f"tokens, or [bold]{plan.requests:,} requests of {plan.request_tokens:,} tokens[/bold] "
+        f"({each:,} blocks each) at once")
