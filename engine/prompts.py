@@ -49,6 +49,8 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, dict)):
         return [prompts]
     try:
+        if isinstance(prompts, (bytes, bytearray)):  # would read as token ids
+            raise TypeError
         items: list[Any] = _plain(prompts)
     except TypeError:
         raise RequestError(f"prompts are text, token ids, dicts or a list of those, not "

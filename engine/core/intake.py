@@ -18,6 +18,8 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     name, prompt, longest = request.id, request.num_prompt, config.max_model_len
     if request.limit:
         raise RequestError(f"request {name} was submitted before: make a new Request")
+    if type(request.priority) is not int:
+        raise RequestError(f"request {name}: priority={request.priority!r} must be a whole number")
     if prompt < 1:
         raise RequestError(f"request {name}: the prompt is empty; give at least 1 token")
     if prompt >= longest:

@@ -58,9 +58,24 @@ class SamplingParams:
             object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         for name in ("stop", "stop_token_ids", "logit_bias"):
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+        self._check_types()
         for name, good, rule in self._rules():
             if not good:
                 raise RequestError(f"{name}={getattr(self, name)!r} {rule}")
+
+    def _check_types(self) -> None:
+        optional = ("max_tokens", "logprobs", "seed")
+        for name in ("top_k", "n", "min_tokens", *optional):
+            value = getattr(self, name)
+            if type(value) is not int and not (value is None and name in optional):
+                raise RequestError(f"{name}={value!r} must be a whole number")
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+                     "frequency_penalty"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise RequestError(f"{name}={value!r} must be a number")
+        if any(type(token) is not int for token in self.stop_token_ids):
+            raise RequestError(f"stop_token_ids={self.stop_token_ids!r} must hold whole numbers")
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         finite = (-1e308, 1e308)

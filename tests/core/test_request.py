@@ -13,9 +13,10 @@ from tests.core.helpers import config, request, results, rows, scheduler, step, 
 # --------------------------------------------------------------------------- sampling parameters
 
 GOOD = [
-    dict(temperature=0.0), dict(temperature=2.5), dict(top_k=-1), dict(top_k=0), dict(top_k=1),
+    dict(temperature=0.0), dict(temperature=1e308), dict(top_k=-1), dict(top_k=0), dict(top_k=1),
     dict(top_p=1.0), dict(top_p=1e-9), dict(min_p=0.0), dict(min_p=1.0),
-    dict(repetition_penalty=0.01), dict(presence_penalty=-2.0), dict(presence_penalty=2.0),
+    dict(repetition_penalty=0.01), dict(repetition_penalty=1e308),
+    dict(presence_penalty=-2.0), dict(presence_penalty=2.0),
     dict(frequency_penalty=-2.0), dict(frequency_penalty=2.0), dict(logprobs=0),
     dict(logprobs=20), dict(n=1), dict(max_tokens=1), dict(max_tokens=None),
     dict(min_tokens=3, max_tokens=3), dict(min_tokens=9, max_tokens=None), dict(stop=("a",))]
@@ -44,6 +45,28 @@ def test_values_past_the_border_are_refused_with_name_value_and_rule(fields):
     assert str(refused.value).startswith(f"{name}={value!r} must")
 
 
+@pytest.mark.parametrize(("fields", "rule"), [
+    (dict(max_tokens=1.0), "must be a whole number"), (dict(top_k=True), "must be a whole number"),
+    (dict(n="2"), "must be a whole number"), (dict(min_tokens=None), "must be a whole number"),
+    (dict(logprobs=1.5), "must be a whole number"), (dict(seed="s"), "must be a whole number"),
+    (dict(temperature="0"), "must be a number"), (dict(top_p=None), "must be a number"),
+    (dict(min_p=[1]), "must be a number"), (dict(repetition_penalty="1"), "must be a number"),
+    (dict(presence_penalty=True), "must be a number"),
+    (dict(frequency_penalty="0"), "must be a number"),
+    (dict(stop_token_ids=(1, "2")), "must hold whole numbers")], ids=str)
+def test_values_of_the_wrong_type_are_refused_by_name(fields, rule):
+    (name, value), = fields.items()
+    with pytest.raises(RequestError) as refused:
+        SamplingParams(**fields)
+    assert str(refused.value) == f"{name}={value!r} {rule}"
+
+
+@pytest.mark.parametrize("priority", [1.5, "1", None, True])
+def test_a_priority_that_is_no_whole_number_is_refused_at_submit(priority):
+    with pytest.raises(RequestError, match="request r: priority=.* must be a whole number"):
+        scheduler().submit(request("r", [1], priority=priority))
+
+
 def test_max_tokens_0_is_refused_and_says_why():
     with pytest.raises(RequestError, match="max_tokens=0 must be at least 1: a request for no "
                                            "tokens has nothing to do"):
@@ -68,6 +91,9 @@ def test_a_new_request_waits_with_nothing_computed_and_nothing_held():
     assert (fresh.block_table, fresh.cpu_table, fresh.output_tokens) == ([], [], [])
     assert (fresh.finish_reason, fresh.error, fresh.user) == (None, None, "mine")
     assert fresh.stop_ids == {2}
+    assert (fresh.seq, fresh.arrival_time, fresh.priority) == (-1, 0.0, 0)
+    assert (fresh.writable, fresh.num_published, fresh.num_hit, fresh.num_preemptions) == (
+        0, 0, 0, 0)
     assert repr(fresh) == "Request(r, waiting, 0/3 computed, 0 blocks)"
 
 
@@ -140,7 +166,8 @@ def test_a_request_refused_at_submit_has_touched_nothing_and_is_told_to_the_log(
                  "max_model_len is 8: shorten it to 7 or raise max_model_len"})
 
 
-@pytest.mark.parametrize("tokens", [[-1], [5, -1, 5], [1, 2 ** 63, 1], [1.0], ["1"], [None], [True]], ids=str)
+@pytest.mark.parametrize("tokens", [[-1], [5, -1, 5], [1, 2 ** 63, 1], [1.0], ["1"], [None],
+                                    [True]], ids=str)
 def test_token_ids_that_cannot_be_hashed_are_refused_at_submit(tokens):
     with pytest.raises(RequestError, match="request r: token ids must be whole numbers of at least "
                                            "0 and below 2"):
@@ -271,6 +298,15 @@ def test_given_keys_serve_full_prompt_blocks_and_output_blocks_get_keys_of_their
     other = request("r", 5, keys=["a", "b"])
     other.seq, other.num_tokens = 5, 9
     assert not set(extend_keys(other, 9, 2)[2:]) & set(own)
+
+
+def test_the_first_requests_of_a_run_have_negative_keys_of_their_own_too():
+    seen = []
+    for seq in range(3):
+        one = request("r", 6)
+        one.seq = seq
+        seen += extend_keys(one, 3, 2)
+    assert len(set(seen)) == 9 and max(seen) < 0
 
 
 def test_keys_of_its_own_do_not_depend_on_how_often_they_were_extended():

@@ -131,6 +131,8 @@ def test_engines_are_counted_by_the_lower_end_of_the_interval():
     (("--slo", "ttft_p99=1e-6"), "the SLO cannot be met: even a request alone has ttft_p99 ="),
     (("--slo", "ttft_p99=1", "--prices", "l4=1"), "--prices and --rate go together"),
     (("--slo", "ttft_p99=1", "--prices", "l4", "--rate", 1), "--prices 'l4' is not of the form"),
+    (("--slo", "ttft_p99=1", "--prices", "l4=1", "--rate", 1, "--cost", "x.toml"),
+     "--cost describes one machine"),
     (("--slo", "ttft_p99=1", "--seeds", 9), "9 seeds cannot give an interval"),
     (("--slo", "ttft_p99=1", "--max-model-len", 100), "no rate can be told"),
     (("--slo", "ttft_p99=1e-6", "--prices", "l4=1", "--rate", 1), "none of the devices")])

@@ -57,7 +57,7 @@ def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
 
 
 @pytest.mark.parametrize("words, sentence", [
-    ((), "give exactly one of --trace, --poisson and --users"),
+    ((), "give exactly one of --trace, --poisson, --users and --chats"),
     (("--poisson", 1, "--users", 2), "not --poisson and --users"),
     (("--poisson", 1, "--model", "gpt-9"), "unknown model 'gpt-9'"),
     (("--poisson", 1, "--hardware", "tpu"), "unknown hardware 'tpu'"),

@@ -1,0 +1,139 @@
+"""verify: the engine equals transformers, and every planted fault is found where it was planted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from engine.verify.check import make_prompts, verify
+from engine.verify.faults import FAULTS
+from engine.verify.probe import Probe
+from tests.runner.cli import run  # noqa: F401  (a fixture)
+
+MODEL_OF = {"q-bias": "qwen2"}  # faults that the tiny Qwen3 has no place for
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-biased", "mistral", "qwen2", "qwen3"])
+def test_every_operation_of_every_family_equals_transformers(family, checkpoint):
+    report = verify(str(checkpoint(family)[0]))
+    assert report.good and report.first is None and report.near_ties == []
+    assert {"embedding", "q_rope", "k_cache", "attention", "mlp", "output", "norm",
+            "logits"} <= set(report.worst)
+    assert report.steps > report.outputs  # some prompt came in chunks
+
+
+@pytest.mark.parametrize("dtype, block_size", [("float64", 4), ("float32", 16)])
+def test_tiny_equals_transformers_in_other_dtypes_and_block_sizes(dtype, block_size):
+    report = verify("tiny", dtype=dtype, block_size=block_size, num_prompts=3)
+    assert report.good and report.values > 100_000
+
+
+PLACES = {
+    "rope-theta": "layers.0.q_rope", "rope-pairs": "layers.0.q_rope",
+    "q-norm": "layers.2.q_norm", "q-bias": "layers.1.q_proj", "qkv-order": "layers.2.k_proj",
+    "slot-border": "layers.0.k_cache", "stale-page": "layers.0.attention",
+    "short-context": "layers.0.attention", "attention-scale": "layers.2.attention",
+    "gate-up": "layers.2.mlp", "residual": "layers.2.output", "final-norm": "norm",
+    "untied-head": "logits", "stale-row": "embedding", "sampler-order": "token"}
+
+
+def test_every_fault_has_a_known_place():
+    assert PLACES.keys() == FAULTS.keys()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_in_its_place(fault, checkpoint):
+    model = str(checkpoint(MODEL_OF[fault])[0]) if fault in MODEL_OF else "tiny"
+    report = verify(model, fault=fault)
+    assert report.first is not None and report.first.op == PLACES[fault] == report.place
+    assert report.good
+    assert not report.first.relative <= report.tolerance
+
+
+def test_the_slot_fault_shows_at_the_first_token_of_a_second_block():
+    first = verify("tiny", fault="slot-border", block_size=4).first
+    assert (first.prompt, first.position) == (2, 4)  # the first prompt longer than a block
+
+
+@pytest.mark.parametrize("fault", ["stale-row", "stale-page", "short-context"])
+def test_faults_of_decodes_show_after_the_prompts(fault):
+    report = verify("tiny", fault=fault, num_prompts=2)
+    assert report.first.step >= 1
+    assert report.first.position >= report.prompts[report.first.prompt]
+
+
+def test_a_token_that_differs_by_less_than_the_tolerance_is_a_near_tie(monkeypatch):
+    attach = Probe.__init__
+
+    def tied(self, engine, reference, tolerance):
+        """Token 7 a little behind the best in the reference, a little before it here."""
+        logits = reference.values["logits"]
+        logits[:, 7] = logits.amax(dim=1) - 1e-6 * logits.abs().amax(dim=1)
+
+        def ahead(module, args, out):
+            out[:, 7] = out.amax(dim=1) + 1e-6 * out.abs().amax(dim=1)
+        engine.runner.model.lm_head.register_forward_hook(ahead)
+        attach(self, engine, reference, tolerance)
+
+    monkeypatch.setattr(Probe, "__init__", tied)
+    report = verify("tiny", num_prompts=2, num_outputs=3)
+    assert report.good and len(report.near_ties) == 6
+    tie = report.near_ties[0]
+    assert tie.ours == 7 and 0 <= tie.margin < 1e-4
+
+
+def test_prompts_lie_around_the_borders_of_blocks_and_two_share_one():
+    prompts = make_prompts(6, 4, 97, 0)
+    assert [len(prompt) for prompt in prompts] == [3, 4, 5, 11, 12, 13]
+    assert prompts[5][:4] == prompts[4][:4]
+    assert prompts == make_prompts(6, 4, 97, 0) != make_prompts(6, 4, 97, 1)
+
+
+# -------------------------------------------------------------------------------- the command
+
+def test_the_command_says_equal_and_its_json_says_good(run):  # noqa: F811
+    status, out, err = run("verify", "--prompts", "2", "--output-len", "2")
+    assert status == 0 and "equal within 0.0003" in out
+    status, out, _ = run("verify", "--prompts", "2", "--output-len", "2", "--json")
+    assert status == 0 and json.loads(out)["good"] is True
+
+
+def test_the_command_names_a_fault_and_its_place(run):  # noqa: F811
+    status, out, _ = run("verify", "--prompts", "3", "--inject", "q-norm")
+    assert status == 0
+    assert "first divergence: step 0, layers.2.q_norm, prompt 0 at position 0" in out
+    assert "found: q-norm" in out
+
+
+def test_a_real_fault_is_status_1(run, monkeypatch):  # noqa: F811
+    from engine.models.qwen3 import Qwen3Attention
+    monkeypatch.setattr(Qwen3Attention, "normalize", lambda self, qk: qk)
+    status, out, _ = run("verify", "--prompts", "2", "--output-len", "2")
+    assert status == 1 and "layers.0.q_rope" in out and "differs" in out
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (("--inject", "slot-bodrer"), "did you mean slot-border?"),
+    (("--inject", "q-bias"), "tiny has no bias of q, k and v to leave out"),
+    (("--dtype", "bfloat16"), "too coarse to tell faults from rounding"),
+    (("--prompts", "0"), "prompts=0 must be at least 1"),
+    (("--model", "nix"), "model 'nix' is neither a known name")])
+def test_a_mistake_is_one_sentence(arguments, sentence, run):  # noqa: F811
+    status, out, err = run("verify", *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("error: ") and sentence in err and err.count("\n") == 1
+
+
+def test_a_directory_transformers_cannot_load_is_one_sentence(run, tmp_path, checkpoint):  # noqa: F811
+    directory, _ = checkpoint("llama")
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    status, _, err = run("verify", "--model", str(tmp_path))
+    assert status == 2 and "transformers cannot load" in err and err.count("\n") == 1
+
+
+@pytest.mark.real_model
+def test_smollm2_equals_transformers():
+    with torch.inference_mode():
+        assert verify("smollm2", num_prompts=3, num_outputs=4).good
