@@ -1,4 +1,4 @@
-"""python -m engine VERB: generate, pull."""
+"""python -m engine VERB: bench, generate, memory, pull, verify."""
 
 from __future__ import annotations
 
@@ -24,18 +24,21 @@ def register() -> None:
     from engine.commands.generate import generate_command
     from engine.commands.memory import memory_command
     from engine.commands.pull import pull_command
+    from engine.commands.verify import verify_command
     app.command("bench")(bench_command)
     app.command("generate")(generate_command)
     app.command("memory")(memory_command)
     app.command("pull")(pull_command)
+    app.command("verify")(verify_command)
 
 
 def main() -> int:
-    """The exit status: 0, or 2 with one sentence on stderr for a user's mistake."""
+    """The exit status: 0, 1 where a verb's check fails, or 2 with one sentence on stderr for a
+    user's mistake."""
     warnings.showwarning = _one_line
     register()
     try:
-        app(prog_name="python -m engine", standalone_mode=False)
+        status = app(prog_name="python -m engine", standalone_mode=False)
     except TandemError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -50,7 +53,7 @@ def main() -> int:
             error.show()
             return 2
         raise
-    return 0
+    return status if isinstance(status, int) else 0  # a verb that raises typer.Exit(status)
 
 
 def _one_line(message, category, filename, lineno, file=None, line=None) -> None:

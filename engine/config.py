@@ -56,7 +56,8 @@ class EngineConfig:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1")
         if type(self.seed) is not int:
             raise ConfigError(f"seed={self.seed!r} must be a whole number")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+        utilization = self.gpu_memory_utilization
+        if type(utilization) not in (int, float) or not 0.0 < utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must lie in "
                               f"(0, 1]")
         if self.load_format not in ("auto", "dummy"):

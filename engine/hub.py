@@ -123,7 +123,8 @@ class Hub:
             return self._news.wait_for(lambda: self.lost is not None, seconds)
 
     def lose(self, error: ParallelError) -> None:
-        """The ranks cannot go on: tell the workers why, so that they end. The first reason counts."""
+        """The ranks cannot go on: tell the workers why, so that they end. The first reason counts.
+        """
         with self._news:
             if self.lost is not None or self._closing:
                 return
@@ -168,7 +169,7 @@ class Hub:
                 return
             self._closing = True
         self._tell(("close",))
-        until = time.monotonic() + GRACE
+        until = time.monotonic() + (GRACE if self.lost is None else 0.2)
         for peer in self.peers:
             if peer.process is not None:
                 try:
@@ -203,6 +204,13 @@ class Follower:
             raise SystemExit(0)
         assert message[0] == kind, f"rank 0 said {message[0]}, not {kind}"
         return message[1]
+
+    def receive_boot(self) -> tuple[bytes, int]:
+        """The first message: what to build, and the port of the store where the ranks meet."""
+        message = self.receive()
+        if message[0] == "close":
+            raise SystemExit(0)
+        return message[1], message[2]
 
     def send(self, *message: Any) -> None:
         with suppress(OSError):  # rank 0 is gone: the listener ends us

@@ -15,6 +15,7 @@ from engine.core.errors import RequestError
 from engine.core.events import EventLog
 from engine.core.request import Request, SamplingParams
 from engine.outputs import Delta, RequestOutput
+from engine.parallel import become_worker_if_told, with_world
 from engine.prompts import Prompt, as_list, one_each, read_prompt
 from engine.runner.build import build_engine
 from engine.runner.counter_rng import derive_seed
@@ -30,12 +31,15 @@ class LLM:
 
     Keywords are EngineConfig's fields; `log` records the run as an event log; `scheduler_options`
     hands objects (policies, a pool) to the Scheduler. A ConfigError or WeightsError says what
-    cannot work. A request that is refused raises RequestError and leaves the engine usable.
+    cannot work. With tensor_parallel_size > 1 it starts the other ranks itself, and a ParallelError
+    names the rank that is lost; under torchrun the constructor returns in rank 0 alone. A request
+    that is refused raises RequestError and leaves the engine usable.
     """
 
     def __init__(self, model: str | Path, *, log: str | Path | IO[str] | EventLog | None = None,
                  scheduler_options: dict[str, Any] | None = None, **config: Any):
-        self.config = make_config(str(model), **config)
+        self.config = with_world(make_config(str(model), **config))
+        become_worker_if_told(self.config)
         self.engine = build_engine(self.config, log, scheduler_options or {})
         self._names = count()
 
@@ -91,9 +95,8 @@ class LLM:
         return self._deltas([session for group in groups for session in group])
 
     def close(self) -> None:
-        """Finish the log. The engine may not be used any more."""
-        if self.engine.log is not None:
-            self.engine.log.close()
+        """Finish the log and end the other ranks. The engine may not be used any more."""
+        self.engine.shut_down()
 
     def __enter__(self) -> LLM:
         return self

@@ -18,11 +18,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import weakref
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from multiprocessing.connection import Client, Connection, Listener, Pipe
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from engine.layers.shard import Collectives, Shard
 
 TIMEOUT = "TANDEM_RANK_TIMEOUT"  # seconds a rank may keep the others waiting in a step
 LOCAL = "127.0.0.1"
+WORKER = "from engine.runner.ranks import main; main()"
 
 
 def rank_timeout() -> timedelta:
@@ -112,9 +113,9 @@ def connect(store: Any, rank: int, size: int, device: str = "cpu") -> Shard:
         options._timeout = timeout
         group: Any = dist.ProcessGroupNCCL(store, rank, size, options)
     else:
-        options = dist.ProcessGroupGloo._Options()
+        make: Any = dist.ProcessGroupGloo
+        options = make._Options()
         options._timeout = timeout
-        make = dist.ProcessGroupGloo
         here = not under_torchrun() or one_node()
         options._devices = [make.create_device(hostname=LOCAL) if here
                             else make.create_default_device()]
@@ -132,7 +133,7 @@ def _spawn(rank: int, size: int) -> Peer:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths),
            "OMP_NUM_THREADS": str(torch.get_num_threads())}
     process = subprocess.Popen(
-        [sys.executable, "-m", "engine.runner.ranks", str(theirs.fileno()), str(rank), str(size)],
+        [sys.executable, "-c", WORKER, str(theirs.fileno()), str(rank), str(size)],
         pass_fds=[theirs.fileno()], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     theirs.close()
     return Peer(rank, size, ours, process)
@@ -170,7 +171,9 @@ def one_node() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
 
 
+@cache
 def _torchrun_store() -> Any:
+    """Where torchrun's processes meet. Without its agent, rank 0 keeps the store: only once."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=rank_timeout()))
     return dist.PrefixStore("tandem", store)

@@ -53,6 +53,7 @@ def bench_command(
                              read_model_config(resolve_model(model)).vocab_size)
     engine.setdefault("max_model_len", workload.longest)
     with LLM(model, log=log, seed=seed, **engine) as llm:
+        check_length(llm, workload)
         warm_up(llm, workload)
         figures = measure(llm, workload, temperature)
         setup = describe(llm, workload, temperature)
@@ -60,6 +61,15 @@ def bench_command(
         write_json(json_file, {**setup, **figures.to_json()})
     if json_file != Path("-"):
         show(Console(highlight=False), setup, figures)
+
+
+def check_length(llm: LLM, workload: Workload) -> None:
+    """ConfigError if the engine would cut the longest request short."""
+    able = llm.engine.scheduler.config.max_model_len
+    if able < workload.longest:
+        raise ConfigError(f"the workload's longest request takes {workload.longest} tokens and "
+                          f"max_model_len is {able}: raise it, and the KV pool with it, or lower "
+                          f"input_len or output_len")
 
 
 def describe(llm: LLM, workload: Workload, temperature: float) -> dict[str, Any]:

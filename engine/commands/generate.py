@@ -36,6 +36,7 @@ def generate_command(
     num_kv_blocks: opt.NumKvBlocks = None, block_size: opt.BlockSize = None,
     kv_cache_bytes: opt.KvCacheBytes = None, num_cpu_blocks: opt.NumCpuBlocks = None,
     eviction: opt.Eviction = "lru", enable_prefix_caching: opt.PrefixCaching = True,
+    tensor_parallel_size: opt.TensorParallel = None,
     max_num_seqs: opt.MaxNumSeqs = None, max_num_batched_tokens: opt.MaxBatched = None,
     long_prefill_token_threshold: opt.ChunkCap = None,
     batching: opt.Batching = "mixed", order: opt.Order = "fcfs",

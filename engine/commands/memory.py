@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from engine.commands import options as opt
 from engine.core.errors import ConfigError
@@ -49,8 +49,7 @@ def memory_command(
 
 def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str) -> None:
     """The arithmetic, line by line."""
-    table = Table("", "bytes", "", box=None, show_header=False)
-    table.columns[1].justify = "right"
+    table = Table("", Column("bytes", justify="right"), "", box=None, show_header=False)
 
     def line(what: str, size: int, how: str = "") -> None:
         table.add_row(what, f"{size:,}", f"{size_text(size)}  {how}".rstrip())
@@ -68,5 +67,5 @@ def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str) -> 
     each = -(-plan.request_tokens // plan.block_size)
     console.print(
         f"{plan.blocks:,} blocks fit, and the padding block: {plan.blocks * plan.block_size:,} "
-        f"tokens, or [bold]{plan.requests:,} requests of {plan.request_tokens:,} tokens[/bold] "
-        f"({each:,} blocks each) at once")
+        f"tokens, or [bold]{plan.requests:,} at once of requests of {plan.request_tokens:,} "
+        f"tokens[/bold] ({each:,} blocks each)")

@@ -25,6 +25,8 @@ NumCpuBlocks = Annotated[int | None, typer.Option(help="blocks in the swap pool"
 PrefixCaching = Annotated[bool, typer.Option(help="share blocks of equal prefixes",
                                              rich_help_panel=POOL)]
 Eviction = Annotated[str, typer.Option(help="lru, fifo, clock", rich_help_panel=POOL)]
+TensorParallel = Annotated[int | None, typer.Option(
+    "--tensor-parallel-size", "-tp", help="processes that share the model")]
 MaxNumSeqs = Annotated[int | None, typer.Option(help="requests at once", rich_help_panel=POLICY)]
 MaxBatched = Annotated[int | None, typer.Option("--max-num-batched-tokens", help="tokens a step",
                                                 rich_help_panel=POLICY)]
@@ -39,7 +41,8 @@ Preemption = Annotated[str, typer.Option(help="recompute, swap", rich_help_panel
 ENGINE_OPTIONS = (
     "dtype", "load_format", "attention", "max_model_len", "num_kv_blocks", "block_size",
     "kv_cache_bytes", "num_cpu_blocks", "eviction", "max_num_seqs", "max_num_batched_tokens",
-    "long_prefill_token_threshold", "batching", "order", "preemption", "enable_prefix_caching")
+    "long_prefill_token_threshold", "tensor_parallel_size", "batching", "order", "preemption",
+    "enable_prefix_caching")
 
 
 def engine_options(values: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from engine.core.errors import ConfigError
 
 
+MOST_BLOCKS = 50_000_000  # about 5 GB of book-keeping
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
     """The scheduler's and the block manager's settings. Names are vLLM's where vLLM has the thing.
@@ -39,7 +42,13 @@ class SchedulerConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 0")
-        if not 0.0 <= self.watermark < 1.0:
+        for name in ("enable_prefix_caching", "full_sequence_must_fit"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r} must be True or False")
+        if self.num_blocks > MOST_BLOCKS:
+            raise ConfigError(f"num_blocks={self.num_blocks} is more than the {MOST_BLOCKS} blocks "
+                              f"a scheduler can keep books on: take fewer or larger blocks")
+        if type(self.watermark) not in (int, float) or not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark={self.watermark!r} must lie in [0, 1)")
         if self.max_model_len < 2:
             raise ConfigError("max_model_len=1 leaves no room for a prompt token and an output "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from threading import RLock
 from time import perf_counter
@@ -13,9 +13,12 @@ from engine.core.errors import RequestError
 from engine.core.events import EventLog
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
+from engine.hub import ParallelError
 from engine.loop import EngineLoop, StepResult
 from engine.outputs import Delta, Timings
+from engine.parallel import Lead
 from engine.runner.model_runner import ModelRunner, StepOutput
+from engine.runner.ranks import LeadRunner, interrupts_held
 from engine.runner.session import Session
 from engine.runner.tokenizer import TextTokenizer
 
@@ -27,9 +30,12 @@ class Engine:
     time. A session's deltas go to its inbox, so several consumers can share one engine.
     """
 
-    def __init__(self, scheduler: Scheduler, runner: ModelRunner, tokenizer: TextTokenizer | None,
-                 log: EventLog | None = None):
+    def __init__(self, scheduler: Scheduler, runner: ModelRunner | LeadRunner,
+                 tokenizer: TextTokenizer | None, log: EventLog | None = None,
+                 lead: Lead | None = None):
+        """`lead`: the other ranks, if the model is shared with some."""
         self.scheduler, self.runner, self.tokenizer, self.log = scheduler, runner, tokenizer, log
+        self.lead = lead
         self.loop = EngineLoop(scheduler, log, on_finish=self._on_finish)
         self.sessions: dict[str, Session] = {}  # by request id, until their consumer drops them
         self.started = perf_counter()
@@ -71,6 +77,13 @@ class Engine:
                 pass
         self.sessions.pop(session.request.id, None)
 
+    def shut_down(self) -> None:
+        """Finish the log and end the other ranks. Safe to call twice."""
+        if self.log is not None:
+            self.log.close()
+        if self.lead is not None:
+            self.lead.close()
+
     def _check(self, request: Request) -> None:
         """What the core cannot know: the vocabulary and the tokenizer."""
         vocab, params = self.runner.config.vocab_size, request.params
@@ -87,8 +100,11 @@ class Engine:
 
     # ------------------------------------------------------------------ steps
     def step(self) -> bool:
-        """Compute one step and hand out what it brought. False if nothing is unfinished."""
-        with self._lock:
+        """Compute one step and hand out what it brought. False if nothing is unfinished.
+
+        ParallelError if a rank is lost: the engine may then only be shut down.
+        """
+        with self._lock, nullcontext() if self.lead is None else interrupts_held():
             if self._batch is None:
                 self._wheel = self.loop.steps(self.clock)
                 self._batch = next(self._wheel, None)
@@ -106,6 +122,8 @@ class Engine:
         started = perf_counter()
         try:
             output = self.runner.run(batch)
+        except ParallelError:
+            raise
         except Exception as error:  # whatever the model raises ends this step's requests only
             return StepResult([], perf_counter() - started, {"source": "measured"},
                               error=f"the step failed: {type(error).__name__}: {error}")

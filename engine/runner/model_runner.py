@@ -43,7 +43,7 @@ class ModelRunner:
                  block_size: int, max_model_len: int, dtype: torch.dtype,
                  num_cpu_blocks: int = 0, attention: str = "auto", seed: int = 0,
                  shard: Shard = ALONE, device: torch.device | str = "cpu"):
-        self.model, self.config = model, config
+        self.model, self.config, self.shard = model, config, shard
         self.block_size, self.seed = block_size, seed
         self.device = torch.device(device)
         kv_heads = kv_heads_of(config, shard)

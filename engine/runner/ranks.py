@@ -13,6 +13,7 @@ from the intake and the ids.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
@@ -28,7 +30,7 @@ from engine.core.config import SchedulerConfig
 from engine.core.errors import TandemError
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
-from engine.hub import Follower, Hub, ParallelError, RankLost
+from engine.hub import GRACE, Follower, Hub, RankLost
 from engine.parallel import Lead, connect, follower_store, spawned_follower
 from engine.runner.model_runner import ModelRunner, StepOutput
 
@@ -86,7 +88,9 @@ class LeadScheduler(Scheduler):
 
     def _pack_news(self) -> list[tuple]:
         """The inbox as plain data. Aborts become ids here: a worker has other Request objects."""
-        named, news, kept = dict(self.live), [], deque[tuple[str, Any]]()
+        named: dict[str, Request] = dict(self.live)
+        news: list[tuple] = []
+        kept: deque[tuple[str, Any]] = deque()
         for what, payload in self._inbox:
             if what == "submit":
                 parent = payload.parent
@@ -94,11 +98,12 @@ class LeadScheduler(Scheduler):
                 news.append(("submit", _pack_request(payload, parent.id if known else None)))
                 named.setdefault(payload.id, payload)
             elif what == "abort":
-                request, reason, error = payload
-                if not isinstance(request, str):
-                    if named.get(request.id) is not request:
+                who: Any = payload[0]
+                if not isinstance(who, str):
+                    known = named.get(who.id) is who
+                    if not known:
                         continue  # it has ended, and its id may be another's by now
-                    payload = (request.id, reason, error)
+                    payload = (who.id, *payload[1:])
                 news.append(("abort", payload))
             kept.append((what, payload))
         self._inbox = kept
@@ -164,11 +169,11 @@ class LeadRunner:
 def interrupts_held() -> Iterator[None]:
     """A Ctrl-C inside takes effect at the end: a step cut in half would part the ranks. A second
     one takes effect at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
+    before = signal.getsignal(signal.SIGINT)
+    if before is None or threading.current_thread() is not threading.main_thread():
+        yield  # not ours to handle
         return
     held = []
-    before = signal.getsignal(signal.SIGINT)
 
     def hold(number: int, frame: Any) -> None:
         held.append(number)
@@ -199,9 +204,12 @@ class Worker:
             getattr(self, "_" + message[0])(message[1])
 
     def _turn(self, news: list[tuple]) -> None:
+        named = dict(self.scheduler.live)
         for what, payload in news:
             if what == "submit":
-                self.scheduler.submit(self._unpack(payload, news))
+                request = _unpack_request(payload, named)
+                named.setdefault(request.id, request)
+                self.scheduler.submit(request)
             else:
                 self.scheduler.abort(*payload)
         batch = self.scheduler.schedule()
@@ -220,12 +228,6 @@ class Worker:
             self.follower.send("raised", (batch.step, wire.num_sums, wire.num_joins,
                                           self.follower.rank, _short(error)))
 
-    def _unpack(self, values: tuple, news: list[tuple]) -> Request:
-        *first, parent, options = values
-        found = self.new.get(parent, self.scheduler.live.get(parent)) if parent else None
-        request = Request(*first, parent=found, **options)
-        return request
-
     def _commit(self, content: tuple) -> None:
         step, tokens, stopped = content
         self.scheduler.commit(self.batches.pop(step), tokens, stopped=stopped)
@@ -236,3 +238,52 @@ class Worker:
 
     def _reset(self, _: None) -> None:
         self.scheduler.reset_prefix_cache()
+
+
+def serve(follower: Follower, model: str | None = None) -> None:
+    """Build this rank's engine and follow rank 0 to the end. `model`: where it lies here, if not
+    where it lies for rank 0."""
+    from engine.runner.build import build_worker  # it imports us
+    packed, port = follower.receive_boot()
+    config, options = pickle.loads(packed)
+    if model is not None:
+        config = replace(config, model=model)
+    try:
+        follower.send("hello", None)
+        shard = connect(follower_store(port), follower.rank, follower.size)
+        scheduler, runner = build_worker(config, options, shard, follower.minimum)
+    except Exception as error:
+        follower.send("failed", _short(error))
+        threading.Event().wait(GRACE)  # rank 0 may be telling its user a better reason
+        raise SystemExit(1) from None
+    follower.send("ready", None)
+    Worker(follower, scheduler, runner).run()
+
+
+def main() -> None:
+    """The whole life of a worker that rank 0 started."""
+    serve(spawned_follower(sys.argv[1:]))
+    os._exit(0)  # nothing of ours is left to tidy, and torch takes a second over it
+
+
+def _pack_request(request: Request, parent: str | None) -> tuple:
+    """A request as plain data: the arguments that make it again, and its parent's id."""
+    options = {
+        "priority": request.priority, "arrival_time": request.arrival_time,
+        "deadline": request.deadline, "cache_salt": request.cache_salt, "keys": request.own_keys,
+        "eos_ids": sorted(request.stop_ids)}
+    return request.id, request.tokens or request.num_prompt, request.params, options, parent
+
+
+def _unpack_request(values: tuple, named: dict[str, Request]) -> Request:
+    name, prompt, params, options, parent = values
+    eos_ids = options.pop("eos_ids")
+    request = Request(name, prompt, params, parent=named.get(parent), **options)
+    request.stop_ids = frozenset(eos_ids)
+    return request
+
+
+def _short(error: Exception) -> str:
+    if isinstance(error, TandemError):
+        return str(error)
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

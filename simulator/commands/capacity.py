@@ -56,6 +56,9 @@ def capacity(
     bounds = parse_slo(slo)
     if (prices is None) != (rate is None):
         raise WorkloadError("--prices and --rate go together: what does a rate cost at least?")
+    if prices is not None and cost is not None:
+        raise WorkloadError("--cost describes one machine: leave it out to compare devices by "
+                            "--prices")
     if prices is not None and rate is not None:
         if not 0 < rate < math.inf:
             raise WorkloadError(f"--rate {rate:g} must be above 0")
@@ -110,6 +113,8 @@ def _show_offers(offers: list[Offer], target: float) -> None:
                           f"{each.replicas:,}", f"{each.price:,.2f}")
     out.print(table)
     for each in offers:
+        for note in each.capacity.notes if each.capacity else ():
+            out.print(f"note: {each.hardware}: {note}", markup=False)
         if each.problem:
             out.print(f"not {each.hardware}: {each.problem}", markup=False)
     best = offers[0]

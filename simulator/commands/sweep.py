@@ -50,7 +50,9 @@ def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None
 def _table(rows: list[Row], named: Iterable[str], show: int) -> Table:
     """What differs between the points, then the figures."""
     varied = [name for name in named if len({repr(row.get(name)) for row in rows}) > 1]
-    table = Table(*varied, *FIGURES)
+    table = Table()
+    for name in (*varied, *FIGURES):
+        table.add_column(name, overflow="fold")
     for row in rows[:show or None]:
         figures = ["" if row.get(name) is None else format(row[name], form)
                    for name, form in FIGURES.values()]

@@ -177,7 +177,7 @@ def test_processes_of_torchrun_form_one_engine_and_rank_1_outlives_nobody(checkp
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     env = {**os.environ, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
-           "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
+           "MASTER_PORT": str(port), "PYTHONPATH": str(ROOT), "TANDEM_RANK_TIMEOUT": "40"}
     both = [subprocess.Popen(
         [sys.executable, "-c", SCRIPT, str(directory)], env={**env, "RANK": str(rank)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in range(2)]

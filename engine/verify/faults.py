@@ -1,0 +1,219 @@
+"""Faults that engines like this one have had, to plant in ours: verify must find each in its place.
+
+Each is planted in a loaded engine by replacing one of its parts, never by a switch in the engine's
+own code. "The middle layer" is number layers // 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from engine.attention.base import StepInputs
+from engine.core.batch import Batch
+from engine.core.errors import ConfigError
+from engine.layers.linear import pack
+from engine.layers.rope import RopeTable
+from engine.runner.engine import Engine
+from engine.runner.model_runner import StepOutput
+
+Change = Callable[[StepInputs], StepInputs]
+
+
+class Fault(NamedTuple):
+    """A fault, and the operation that is the first to be wrong with it."""
+
+    about: str
+    plant: Callable[[Any], None]  # takes the engine's runner
+    place: str  # {layer} is the middle layer
+
+
+def plant(engine: Engine, name: str) -> str:
+    """Plant fault `name`; the operation where it must be found. ConfigError if there is no such
+    fault, or the model has nothing that could be broken in that way."""
+    if name not in FAULTS:
+        near = difflib.get_close_matches(name, FAULTS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FAULTS)}"
+        raise ConfigError(f"fault {name!r} is not known; {hint}")
+    FAULTS[name].plant(engine.runner)
+    return FAULTS[name].place.format(layer=engine.runner.config.num_hidden_layers // 2)
+
+
+# ------------------------------------------------------------------------------ in the weights
+
+def _middle(runner: Any) -> Any:
+    layers = runner.model.model.layers
+    return layers[len(layers) // 2]
+
+
+def _need(part: Any, what: str, runner: Any) -> Any:
+    if part is None:
+        raise ConfigError(f"{runner.config.name} has no {what} to leave out: choose another fault "
+                          f"or model")
+    return part
+
+
+def _q_norm(runner: Any) -> None:
+    attention = _middle(runner).self_attn
+    _need(getattr(attention, "q_norm", None), "q_norm", runner)
+    attention.q_norm = nn.Identity()
+
+
+def _q_bias(runner: Any) -> None:
+    _need(_middle(runner).self_attn.qkv_proj.bias, "bias of q, k and v", runner).data.zero_()
+
+
+def _qkv_order(runner: Any) -> None:
+    attention = _middle(runner).self_attn
+    sizes = [attention.heads * attention.head_dim] + 2 * [attention.kv_heads * attention.head_dim]
+
+    def swap(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        q, k, v = out.split(sizes, dim=-1)
+        return torch.cat((q, v, k), dim=-1)
+    attention.qkv_proj.register_forward_hook(swap)
+
+
+def _gate_up(runner: Any) -> None:
+    def swap(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
+        return torch.cat(out.chunk(2, dim=-1)[::-1], dim=-1)
+    _middle(runner).mlp.gate_up_proj.register_forward_hook(swap)
+
+
+def _residual(runner: Any) -> None:
+    _middle(runner).register_forward_hook(lambda module, args, out: out - args[0])
+
+
+def _final_norm(runner: Any) -> None:
+    runner.model.model.norm = nn.Identity()
+
+
+def _untied_head(runner: Any) -> None:
+    head, embedding = runner.model.lm_head, runner.model.model.embed_tokens.weight
+    own = torch.empty_like(embedding)
+    own.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
+    head.packed = pack(own)
+    head.weight = nn.Parameter(own, requires_grad=False)
+
+
+# -------------------------------------------------------------------- in positions and attention
+
+def _rope_theta(runner: Any) -> None:
+    config = runner.config
+    wrong = replace(config, rope=replace(config.rope, theta=2 * config.rope.theta))
+    table = runner.rope
+    runner.rope = RopeTable(wrong, table.cos.shape[0], table.cos.dtype, table.cos.device)
+
+
+def _rope_pairs(runner: Any) -> None:
+    """Angles laid out for neighbouring channels, where the halves are the pairs."""
+    table = runner.rope
+    half = table.cos.shape[-1] // 2
+    table.cos = table.cos[..., :half].repeat_interleave(2, dim=-1)
+    table.sin = torch.cat((-1.0 * table.sin[..., half:], table.sin[..., half:]), dim=-1)
+
+
+def _attention_scale(runner: Any) -> None:
+    inner, layers = runner.attention.attend, runner.cache.layers
+    layer = layers[len(layers) // 2][0].data_ptr()
+
+    def attend(plan: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor,
+               v_cache: torch.Tensor) -> torch.Tensor:
+        scale = q.shape[-1] ** 0.5 if k_cache.data_ptr() == layer else 1.0
+        return inner(plan, q * scale, k, v, k_cache, v_cache)
+    runner.attention.attend = attend
+
+
+def _short_context(runner: Any) -> None:
+    """Single tokens do not see themselves."""
+    def change(inputs: StepInputs) -> StepInputs:
+        single = (np.diff(inputs.cu_seqlens_q) == 1) & (inputs.seqlens_k > 1)
+        return replace(inputs, seqlens_k=inputs.seqlens_k - single.astype(np.int32))
+    _change_plan(runner, change)
+
+
+def _stale_page(runner: Any) -> None:
+    """The last page of a single token's block table is still the one it was before."""
+    def change(inputs: StepInputs) -> StepInputs:
+        tables = inputs.block_tables.copy()
+        pages = -(-inputs.seqlens_k // runner.block_size)
+        rows = np.flatnonzero((np.diff(inputs.cu_seqlens_q) == 1) & (pages > 1))
+        tables[rows, pages[rows] - 1] = tables[rows, pages[rows] - 2]
+        return replace(inputs, block_tables=tables)
+    _change_plan(runner, change)
+
+
+def _change_plan(runner: Any, change: Change) -> None:
+    inner = runner.attention.plan
+    runner.attention.plan = lambda inputs, num_blocks: inner(change(inputs), num_blocks)
+
+
+# ------------------------------------------------------------------------------ in the step
+
+def _slot_border(runner: Any) -> None:
+    """The first token of a block, but for a request's first, is written one slot too far."""
+    def change(inputs: StepInputs) -> StepInputs:
+        first = (inputs.positions > 0) & (inputs.positions % runner.block_size == 0)
+        return replace(inputs, slot_mapping=inputs.slot_mapping + first)
+    _change_inputs(runner, change)
+
+
+def _stale_row(runner: Any) -> None:
+    """The last row of a static buffer keeps the token of the step before."""
+    before: dict[str, np.ndarray] = {}
+
+    def change(inputs: StepInputs) -> StepInputs:
+        ids = inputs.input_ids.copy()
+        only_decodes = len(ids) == len(inputs.seqlens_k)
+        if only_decodes and "ids" in before and len(before["ids"]) == len(ids):
+            ids[-1] = before["ids"][-1]
+        before["ids"] = inputs.input_ids
+        return replace(inputs, input_ids=ids)
+    _change_inputs(runner, change)
+
+
+def _change_inputs(runner: Any, change: Change) -> None:
+    inner = runner.prepare
+
+    def prepare(batch: Batch) -> tuple[np.ndarray, StepInputs]:
+        order, inputs = inner(batch)
+        return order, change(inputs)
+    runner.prepare = prepare
+
+
+def _sampler_order(runner: Any) -> None:
+    """Tokens come back in the order of execution and are handed out in another."""
+    inner = runner.run
+
+    def run(batch: Batch) -> StepOutput:
+        output = inner(batch)
+        sampled = [row for row, token in enumerate(output.tokens) if token is not None]
+        tokens = list(output.tokens)
+        for row, other in zip(sampled, reversed(sampled), strict=True):
+            tokens[row] = output.tokens[other]
+        return StepOutput(tokens, output.logprobs)
+    runner.run = run
+
+
+FAULTS = {
+    "rope-theta": Fault("twice the rotary base", _rope_theta, "layers.0.q_rope"),
+    "rope-pairs": Fault("angles of neighbouring channels", _rope_pairs, "layers.0.q_rope"),
+    "q-norm": Fault("a query norm left out", _q_norm, "layers.{layer}.q_norm"),
+    "q-bias": Fault("the bias of q, k, v left out", _q_bias, "layers.{layer}.q_proj"),
+    "qkv-order": Fault("k and v packed in the wrong order", _qkv_order, "layers.{layer}.k_proj"),
+    "slot-border": Fault("off by one slot at block borders", _slot_border, "layers.0.k_cache"),
+    "stale-page": Fault("an outdated last page", _stale_page, "layers.0.attention"),
+    "short-context": Fault("decodes miss their own token", _short_context, "layers.0.attention"),
+    "attention-scale": Fault("scores not divided", _attention_scale, "layers.{layer}.attention"),
+    "gate-up": Fault("gate and up packed in the wrong order", _gate_up, "layers.{layer}.mlp"),
+    "residual": Fault("a layer without its residual", _residual, "layers.{layer}.output"),
+    "final-norm": Fault("the last norm left out", _final_norm, "norm"),
+    "untied-head": Fault("a tied head with weights of its own", _untied_head, "logits"),
+    "stale-row": Fault("a row with the last step's token", _stale_row, "embedding"),
+    "sampler-order": Fault("tokens handed to the wrong rows", _sampler_order, "token"),
+}
