@@ -89,6 +89,8 @@ class EngineLoop:
         else:
             ended = scheduler.commit(batch, result.tokens, steps=result.steps,
                                      stopped=result.stopped)
+        if log is not None:
+            log.settle()
         for request in ended:
             if self.on_finish is not None:
                 self.on_finish(request)

@@ -38,6 +38,11 @@ def read_prompt(name: str, prompt: Prompt, tokenizer: TextTokenizer | None) -> P
         prompt = prompt["prompt" if "prompt" in prompt else "prompt_token_ids"]
     if not isinstance(prompt, str):
         return PromptInput(_token_ids(name, prompt), None, extra)
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"request {name}: the prompt is no valid text at character "
+                           f"{error.start}: {prompt[error.start:error.end]!r}") from None
     if tokenizer is None:
         raise RequestError(f"request {name}: the model directory has no tokenizer, so a prompt "
                            f"must be a list of token ids")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from engine.commands import options as opt
 from engine.core.errors import ConfigError
 from engine.core.request import SamplingParams
 from engine.llm import LLM
+from engine.outputs import Delta
 from engine.prompts import Prompt
 
 Samples = Annotated[int, typer.Option("--n", "-n", help="samples a prompt")]
@@ -94,10 +96,14 @@ def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: Sampling
     total, started, tokens = len(prompts) * params.n, llm.engine.clock(), 0
     parts: dict[tuple[str, int], list[str]] = {}
     errors: dict[tuple[str, int], str] = {}
+    interrupted = False
     with Progress(TextColumn("[progress.description]{task.description}"), BarColumn(),
                   MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("generating", total=total)
-        for delta in llm.stream(prompts, params):
+        for delta in _until_interrupted(llm.stream(prompts, params)):
+            if delta is None:
+                interrupted = True
+                break
             key = (delta.request_id, delta.index)
             parts.setdefault(key, []).append(delta.text)
             tokens += len(delta.token_ids)
@@ -107,10 +113,21 @@ def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: Sampling
                 seconds = max(llm.engine.clock() - started, 1e-9)
                 progress.update(task, advance=1, description=f"{tokens / seconds:.0f} tokens/s")
     ids = sorted({name for name, _ in parts}, key=lambda name: int(name[1:]))
-    for text, name in zip(texts, ids, strict=True):
-        typer.secho(f"> {text}", bold=True)
+    for name in ids:  # r0, r1, … in the order of the prompts; not all after an interruption
+        typer.secho(f"> {texts[int(name[1:])]}", bold=True)
         for key in sorted(key for key in parts if key[0] == name):
             typer.echo("".join(parts[key]) if key not in errors else f"error: {errors[key]}")
     seconds = llm.engine.clock() - started
     console.print(f"[dim]{total} samples, {tokens} tokens in {seconds:.2f} s: "
                   f"{tokens / seconds:.1f} tokens/s[/dim]")
+    if interrupted:
+        console.print("interrupted: the texts above are what there was")
+        raise typer.Exit(130)
+
+
+def _until_interrupted(deltas: Iterator[Delta]) -> Iterator[Delta | None]:
+    """The deltas; None as the last one if Ctrl-C ended them, so that no finished text is lost."""
+    try:
+        yield from deltas
+    except KeyboardInterrupt:
+        yield None

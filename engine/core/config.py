@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from engine.core.errors import ConfigError
 
-
 MOST_BLOCKS = 50_000_000  # about 5 GB of book-keeping
 
 

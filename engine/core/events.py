@@ -31,7 +31,9 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import warnings
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -55,15 +57,19 @@ class EventLog:
 
     def __init__(self, target: str | Path | IO[str] | None, header: dict[str, Any]):
         self.header = {"tandem": 1, "schema": SCHEMA, **header}
+        self.name = str(target)
+        self.problem: str | None = None  # why the log ends before the run does
         self.now = 0.0
         self.num_events = 0
         self.events: list[dict[str, Any]] | None = [] if target is None else None
         self._encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
         self._owned = isinstance(target, (str, Path))
+        self._safe_by_step = self._owned and not str(target).endswith(".gz")
         self._file: IO[str] | None = _open(Path(target), "wt") if isinstance(
             target, (str, Path)) else target
         if self._file is not None:
             self._file.write(self._encode(self.header) + "\n")
+            self.settle()
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. Its lists are read now; they may change afterwards."""
@@ -71,19 +77,44 @@ class EventLog:
         self.num_events += 1
         line = self._encode(event)
         if self._file is not None:
-            self._file.write(line + "\n")
-        else:
-            assert self.events is not None
+            try:
+                self._file.write(line + "\n")
+            except OSError as error:
+                self._give_up(error)
+        elif self.events is not None:
             self.events.append(json.loads(line))
+
+    def settle(self) -> None:
+        """A step is over: make its lines safe from a kill. Not for gzip, which would compress
+        step by step and so hardly at all; call flush() for that."""
+        if self._safe_by_step:
+            self.flush()
 
     def flush(self) -> None:
         if self._file is not None:
-            self._file.flush()
+            try:
+                self._file.flush()
+            except OSError as error:
+                self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """A full disk must not end the run: it goes on without a log, and says so once."""
+        file, self._file = self._file, None
+        self.problem = (f"the log {self.name} cannot be written any further "
+                        f"({error.strerror or error}): the run goes on without it; free some space "
+                        f"or choose another place")
+        warnings.warn(self.problem, stacklevel=2)
+        if file is not None and self._owned:
+            with suppress(OSError):
+                file.close()
 
     def close(self) -> None:
         """Finish the file, if this log opened it. Safe to call twice."""
         if self._file is not None and self._owned and not self._file.closed:
-            self._file.close()
+            try:
+                self._file.close()
+            except OSError as error:
+                self._give_up(error)
 
     def __enter__(self) -> EventLog:
         return self

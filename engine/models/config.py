@@ -77,10 +77,11 @@ def read_model_config(directory: Path) -> ModelConfig:
         intermediate_size=_need(raw, "intermediate_size", directory),
         num_hidden_layers=_need(raw, "num_hidden_layers", directory),
         num_attention_heads=heads,
-        num_key_value_heads=raw.get("num_key_value_heads") or heads,
+        num_key_value_heads=heads if raw.get("num_key_value_heads") is None else _need(
+            raw, "num_key_value_heads", directory),
         head_dim=raw.get("head_dim") or hidden // heads,
         max_position_embeddings=raw.get("max_position_embeddings") or 2048,
-        rms_norm_eps=raw.get("rms_norm_eps") or 1e-6,
+        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6, directory),
         rope=_read_rope(raw, directory.name),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
@@ -110,6 +111,16 @@ def _need(raw: dict[str, Any], key: str, directory: Path) -> int:
     return value
 
 
+def _number(raw: dict[str, Any], key: str, default: float, directory: Path) -> float:
+    value = raw.get(key)
+    if value is None:
+        return default
+    if type(value) not in (int, float) or value < 0:
+        raise UnsupportedModel(f"{directory}/config.json: {key}={value!r} must be a number, "
+                               f"at least 0")
+    return float(value)
+
+
 def _refuse(raw: dict[str, Any], name: str) -> None:
     """Refuse by name whatever would give wrong numbers without an error."""
     activation = raw.get("hidden_act", "silu")
@@ -127,7 +138,12 @@ def _refuse(raw: dict[str, Any], name: str) -> None:
 
 def _read_rope(raw: dict[str, Any], name: str) -> RopeConfig:
     """Transformers 5 writes `rope_parameters`; older files `rope_scaling` and a top-level theta."""
-    settings = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    both = [raw.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
+    kinds = [given.get("rope_type") or given.get("type") for given in both]
+    if None not in kinds and kinds[0] != kinds[1]:
+        raise UnsupportedModel(f"{name}: rope_scaling says {kinds[0]!r} and rope_parameters "
+                               f"{kinds[1]!r}: remove one of them from config.json")
+    settings = {**both[0], **both[1]}
     if any(isinstance(value, dict) for value in settings.values()):
         raise UnsupportedModel(f"{name}: rope parameters that differ by layer are not computed")
     kind = settings.pop("rope_type", None) or settings.pop("type", None) or "default"
@@ -144,6 +160,11 @@ def _read_rope(raw: dict[str, Any], name: str) -> RopeConfig:
 def _read_eos(raw: dict[str, Any], directory: Path) -> tuple[int, ...]:
     generation = _read_json(directory / "generation_config.json") or {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
+    for named in (eos, raw.get("eos_token_id")):
+        ids = named if isinstance(named, list) else [named]
+        if named is not None and any(type(token) is not int for token in ids):
+            raise UnsupportedModel(f"{directory}: eos_token_id={named!r} must be a token id or a "
+                                   f"list of them")
     if eos is None:
         return ()
     return tuple(eos) if isinstance(eos, list) else (eos,)

@@ -40,8 +40,8 @@ def plan_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> t
         usable = config.max_num_seqs * -(-longest // config.kvcache_block_size)
         num_blocks = min(budget // size, usable)
     elif num_blocks * size > free_memory():
-        raise ConfigError(f"num_kvcache_blocks={num_blocks} take {num_blocks * size / MIB:,.0f} MiB "
-                          f"of KV cache, {free_memory() / MIB:,.0f} MiB are free: at most "
+        raise ConfigError(f"num_kvcache_blocks={num_blocks} take {num_blocks * size / MIB:,.0f} MiB"
+                          f" of KV cache, {free_memory() / MIB:,.0f} MiB are free: at most "
                           f"{free_memory() // size} blocks fit")
     held = num_blocks * config.kvcache_block_size
     if held < longest:

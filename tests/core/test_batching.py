@@ -220,6 +220,14 @@ def test_prefill_first_that_cannot_place_a_chunk_decodes_in_the_same_step():
     assert story[2] == [("a", 2, 1)]
 
 
+def test_prefill_first_publishes_what_its_decodes_fill_in_the_same_step():
+    one = scheduler(batching="prefill_first")
+    first = request("a", [1, 2, 3], 9)
+    submit(one, first)
+    assert steps(one, 2, token=4) == [[("a", 0, 3)], [("a", 3, 1)]]
+    assert one.manager.find_hit(request("ask", [1, 2, 3, 4, 5])) == [0]
+
+
 # --------------------------------------------------------------------------- static
 
 def test_static_visibly_waits_until_the_whole_batch_is_done():
@@ -241,6 +249,22 @@ def test_static_takes_a_preempted_member_back_and_nobody_else():
     assert steps(one, 3) == [[("a", 1, 1), ("b", 1, 1), ("c", 1, 1)], [("a", 2, 1), ("b", 2, 1)],
                              [("a", 3, 1), ("c", 0, 3)]]
     assert one.blocked == ("new", "static", 1, 0)
+
+
+def test_a_static_batch_forms_over_as_many_steps_as_its_prompts_take():
+    one = scheduler(batching="static", max_num_batched_tokens=4)
+    submit(one, request("a", [1] * 3, 3), request("b", [2] * 4, 2), request("c", [3] * 2, 1))
+    assert steps(one, 3) == [[("a", 0, 3), ("b", 0, 1)], [("a", 3, 1), ("b", 1, 3)],
+                             [("a", 4, 1), ("b", 4, 1), ("c", 0, 2)]]
+
+
+def test_a_closed_static_batch_stays_closed_when_its_decodes_spend_the_budget():
+    one = scheduler(batching="static", max_num_batched_tokens=2)
+    submit(one, request("a", [1], 2), request("b", [2], 4))
+    assert rows(step(one)) == [("a", 0, 1), ("b", 0, 1)]
+    submit(one, request("c", [3], 1))
+    assert rows(step(one)) == [("a", 1, 1), ("b", 1, 1)] and one.blocked == ("c", "budget", 1, 0)
+    assert steps(one, 3) == [[("b", 2, 1)], [("b", 3, 1)], [("c", 0, 1)]]
 
 
 def test_static_lets_a_members_further_samples_join_and_fork():

@@ -96,6 +96,31 @@ def test_a_blocked_head_leaves_a_batch_stable_only_if_its_reason_lasts(settings,
     assert batch.stable_steps() == right
 
 
+def test_the_last_slot_of_the_last_block_is_counted_exactly():
+    # 3 blocks of 4, limit 12: 7 tokens known after step 0, so 5 steps compute up to token 11
+    assert stable_after(1, simulated("a", 6, 99), num_blocks=3) == 5
+
+
+def test_a_step_that_copies_or_swaps_in_is_like_no_other():
+    parent = simulated("p", 6, 20)
+    assert stable_after(1, parent, simulated("c", 6, 20, parent=parent)) == 1
+    one = scheduler(4, 2, max_model_len=8, preemption="swap", num_cpu_blocks=4)
+    submit(one, simulated("a", 3, 4), simulated("b", 3, 5))
+    while not (batch := one.schedule()).swap_ins:
+        one.commit(batch, results(batch, 0))
+    assert rows(batch) == [("b", 4, 1)] and batch.stable_steps() == 1
+
+
+def test_a_swapped_request_that_waits_for_blocks_ends_stability():
+    one = scheduler(4, 2, max_model_len=8, preemption="swap", num_cpu_blocks=4)
+    submit(one, simulated("a", 3, 5), simulated("b", 3, 5))
+    for _ in range(3):
+        step(one, 0)
+    batch = one.schedule()
+    assert rows(batch) == [("a", 5, 1)] and len(one.swapped) == 1 and not batch.preempted
+    assert batch.stable_steps() == 1
+
+
 def test_children_that_wait_for_their_parents_first_token_end_stability():
     parent = simulated("p", 1, 9)
     child = simulated("c", 1, 9, parent=parent)

@@ -20,9 +20,10 @@ from engine.core.errors import ConfigError
 from engine.core.events import EventLog
 from engine.hub import RankLost, RanksDisagree
 from engine.layers.shard import ALONE, Collectives, Shard
+from engine.models.config import read_model_config
 from engine.runner import ranks
 from engine.runner.model_runner import load_model
-from tests.runner.tiny_models import SHAPE
+from tests.runner.tiny_models import SHAPE, make_batch, make_request
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = SHAPE["num_hidden_layers"]
@@ -202,7 +203,7 @@ def test_processes_of_torchrun_form_one_engine_and_rank_1_outlives_nobody(checkp
 
 @pytest.mark.parametrize("shape, size, named", [
     ({}, 3, "num_attention_heads=4 cannot be split over tensor_parallel_size=3"),
-    ({"num_key_value_heads": 4, "num_attention_heads": 12, "head_dim": 8}, 6,
+    ({"num_key_value_heads": 4, "num_attention_heads": 12, "hidden_size": 48}, 6,
      "num_key_value_heads=4 cannot be split over tensor_parallel_size=6"),
     ({"intermediate_size": 47}, 2, "intermediate_size=47")])
 def test_a_model_that_cannot_be_split_is_refused_before_a_process_starts(
@@ -221,16 +222,8 @@ def test_options_that_cannot_be_sent_are_refused(checkpoint):
 
 # ------------------------------------------------------------------------------- parts, alone
 
-class Echo:
-    """A process group whose other ranks are known: `gather` returns what they would send."""
-
-    def __init__(self, parts):
-        self.parts = parts
-
-
 @pytest.mark.parametrize("family, size", [("llama-biased", 4), ("qwen2", 4), ("qwen3", 2)])
 def test_the_ranks_weights_together_are_the_checkpoint(checkpoint, family, size):
-    from engine.models.config import read_model_config
     directory, _ = checkpoint(family, **FAMILIES[family])
     config = read_model_config(directory)
     whole = dict(load_model(config, directory, torch.float64).named_parameters())
@@ -247,8 +240,6 @@ def test_the_ranks_weights_together_are_the_checkpoint(checkpoint, family, size)
 
 
 def test_a_digest_sees_rows_starts_counts_and_blocks():
-    from tests.runner.tiny_models import make_batch, make_request
-
     def of(table=(4, 5), start=0, count=3, copies=()):
         request = make_request("r", [1, 2, 3, 4, 5], list(table))
         batch = make_batch([(request, start, count)])
@@ -290,7 +281,7 @@ def failing_runner(*heard):
             raise ValueError("boom")
 
     lead = type("Lead", (), {"hub": DeafHub(*heard),
-                             "shard": Shard(0, 2, Collectives(Echo([])))})()
+                             "shard": Shard(0, 2, Collectives(None))})()
     return ranks.LeadRunner(Broken(), lead)
 
 
