@@ -120,8 +120,12 @@ class Scheduler(StepPhases):
         """Decide the next step. Computed counters move at once; tokens come with `commit`.
 
         May be called once more before the last batch is committed (look-ahead): the tokens that
-        one will bring then count as known, but never past a request's limit.
+        one will bring then count as known, but never past a request's limit. ValueError, with
+        nothing changed, if two are in flight already.
         """
+        if len(self._in_flight) > 1:
+            raise ValueError(f"steps {self._in_flight[0].step} and {self._in_flight[1].step} are "
+                             f"in flight: commit the first before a third is scheduled")
         step = Step(self.num_steps, self.config.max_num_batched_tokens)
         self.num_steps += 1
         batch = step.batch
@@ -177,11 +181,12 @@ class Scheduler(StepPhases):
         Results for requests that were aborted or preempted meanwhile are kept or dropped without
         moving a counter. ValueError if the entries do not match the rows.
         """
+        self._check_oldest(batch)
         if len(tokens) != len(batch.requests):
             raise ValueError(f"{len(tokens)} results for {len(batch.requests)} rows")
         if any(tokens[index] is not None for index in batch.partial):
             raise ValueError(f"a partial chunk samples nothing: rows {sorted(batch.partial)}")
-        self._in_flight.remove(batch)
+        del self._in_flight[0]
         if self._emit is not None:
             self._emit("token", step=batch.step,
                        tokens=[token if token.__class__ is int else None for token in tokens])
@@ -203,6 +208,13 @@ class Scheduler(StepPhases):
         for request, reason, error in done:
             self._finish(request, reason, error)
         return batch.ended + [request for request, _, _ in done]
+
+    def _check_oldest(self, batch: Batch) -> None:
+        """Results come in the order of the steps: each builds on the one before."""
+        if not self._in_flight or batch is not self._in_flight[0]:
+            oldest = self._in_flight[0].step if self._in_flight else "none"
+            raise ValueError(f"step {batch.step} cannot be settled now: the oldest step in flight "
+                             f"is {oldest}")
 
     def _commit_tokens(self, requests: list[Request], tokens: Sequence[Any],
                        done: list[Ending]) -> None:
@@ -250,7 +262,8 @@ class Scheduler(StepPhases):
         """The executor raised: nothing of this step was written. Its requests end with an error,
         what it published is withdrawn, and who it swapped out computes again. Under look-ahead,
         fail the batches scheduled on top of it too. Returns the requests that ended."""
-        self._in_flight.remove(batch)
+        self._check_oldest(batch)
+        del self._in_flight[0]
         self.manager.withdraw(batch)
         if self._emit is not None:
             self._emit("token", step=batch.step, tokens=[None] * len(batch))

@@ -312,3 +312,44 @@ def test_a_simulated_request_swapped_out_and_aborted_just_leaves():
     run(one)
     assert b.finish_reason == "abort" and one.manager.cpu_pool.num_free == 4
     one.manager.pool.check([[]])
+
+
+def contested_swap(recorder=None):
+    """`low` is swapped out by the prompt of `high`, whose next chunk takes the whole budget."""
+    one = scheduler(10, 1, order="priority", preemption="swap", num_cpu_blocks=10, emit=recorder,
+                    max_num_batched_tokens=3, full_sequence_must_fit=False,
+                    enable_prefix_caching=False)
+    submit(one, request("low", [1], 9, priority=9))
+    steps(one, 2)
+    submit(one, request("high", [2] * 9, 1, priority=0))
+    assert steps(one, 2) == [[("low", 2, 1), ("high", 0, 2)], [("low", 3, 1), ("high", 2, 2)]]
+    assert rows(step(one)) == [("high", 4, 2)]  # low's row is rolled back: 4 tokens are saved
+    return one
+
+
+def test_a_swapped_request_waits_when_the_budget_is_spent():
+    one = contested_swap()
+    assert rows(step(one)) == [("high", 6, 3)]
+    assert one.blocked == ("low", "budget", 1, 0)
+    assert rows(step(one)) == [("low", 4, 1)]
+
+
+def test_who_waits_behind_a_swapped_request_is_told_so():
+    recorder = Recorder()
+    one = contested_swap(recorder)
+    submit(one, request("new", [3], 1), request("newer", [4], 1))
+    step(one)
+    assert events(recorder, "consider")[-2:] == [
+        {"e": "consider", "request": "low", "verdict": "blocked", "reason": "budget", "need": 1,
+         "have": 0},
+        {"e": "consider", "request": None, "verdict": "blocked", "reason": "behind", "need": 0,
+         "have": 0, "behind": "low", "count": 2}]
+
+
+def test_under_longest_prefix_swapped_requests_come_back_in_order_of_arrival():
+    one = scheduler(order="longest_prefix")
+    submit(one, request("warm", [5] * 9, 1))
+    step(one)
+    early, late = request("early", [1] * 9), request("late", [5] * 9)
+    early.seq, late.seq = 1, 2
+    assert one._in_order([late, early]) == [early, late]

@@ -100,6 +100,15 @@ def test_a_step_sums_twice_a_layer_and_once_for_the_embedding(engine):
     assert wire.num_joins - joins == steps  # the logits
 
 
+@pytest.fixture
+def interruptible():
+    """A shell that starts a job in the background has it ignore Ctrl-C, and so its tests."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_step_and_the_engine_goes_on(engine, monkeypatch):
     llm = engine("qwen3")
     compute, inside = type(llm.engine.runner).run, []
