@@ -45,6 +45,8 @@ PYTEST = ["-o", "addopts=", "-m", "not nightly", "-x", "-q", "-p", "no:cacheprov
           "--no-header", "--strict-markers"]
 CPU_LIMIT = 45  # seconds of one mutant, all its tests
 
+MEMORY_LIMIT = 4 << 30  # bytes of address space
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -103,6 +105,7 @@ def run_tests(mutant: Mutant | None, module: str, cpu_limit: int) -> int:
     """In a forked process: 0 if all tests pass."""
     import pytest
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit, cpu_limit + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)

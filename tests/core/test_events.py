@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,52 @@ def test_a_flushed_log_is_readable_while_it_is_still_written(tmp_path):
     log.flush()
     assert len(read_log(tmp_path / "a.jsonl").events) == 1
     log.close()
+
+
+def test_the_lines_of_a_settled_step_are_on_disk_but_not_those_of_a_gzip_file(tmp_path):
+    for name, there in (("a.jsonl", 2), ("a.jsonl.gz", 0)):
+        log = EventLog(tmp_path / name, HEADER)
+        assert (tmp_path / name).read_bytes().count(b"\n") == (1 if there else 0)
+        log.emit("reject", request="r", error="e")
+        log.settle()
+        assert (tmp_path / name).read_bytes().count(b"\n") == there
+        log.close()
+        assert len(read_log(tmp_path / name).events) == 1
+
+
+class FullDisk(io.StringIO):
+    """Takes the header, then nothing."""
+
+    def write(self, text):
+        if self.tell():
+            raise OSError(28, "No space left on device")
+        return super().write(text)
+
+
+def test_a_full_disk_ends_the_log_and_not_the_run():
+    log = EventLog(FullDisk(), HEADER)
+    with pytest.warns(UserWarning, match="cannot be written any further .No space left on device."
+                                         ": the run goes on without it") as told:
+        one = a_run(log)
+    assert len(told) == 1 and not one.has_unfinished()
+    assert log.problem == str(told[0].message) and log.num_events > 40
+    log.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("how", ["settle", "flush", "close"])
+def test_a_full_disk_is_noticed_when_the_lines_are_flushed_or_the_file_is_closed(how):
+    with pytest.warns(UserWarning, match="the log /dev/full cannot be written any further"):
+        log = EventLog("/dev/full", {})
+        log.emit("reject", request="r", error="e")
+        getattr(log, how)()
+    log.emit("reject", request="r", error="e")
+    log.close()
+    assert "free some space or choose another place" in log.problem
+
+
+def test_a_log_without_trouble_has_no_problem():
+    assert EventLog(None, {}).problem is None
 
 
 # --------------------------------------------------------------------------- damage

@@ -275,7 +275,8 @@ def test_a_third_schedule_before_the_first_commit_is_refused_and_changes_nothing
     mine = request("a", [1], 9)
     submit(one, mine)
     first, second = one.schedule(), one.schedule()
-    with pytest.raises((ValueError, RuntimeError)):
+    with pytest.raises(ValueError, match="steps 0 and 1 are in flight: commit the first before a "
+                                         "third is scheduled"):
         one.schedule()
     one.commit(first, [5])
     assert rows(one.schedule()) == [("a", 2, 1)]
@@ -288,10 +289,13 @@ def test_results_out_of_order_are_refused_and_change_nothing():
     mine = request("a", [1], 9)
     submit(one, mine)
     first, second = one.schedule(), one.schedule()
-    with pytest.raises(ValueError):
+    oldest = "step 1 cannot be settled now: the oldest step in flight is 0"
+    with pytest.raises(ValueError, match=oldest):
         one.commit(second, [6])
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match=oldest):
         one.fail(second, "boom")
     one.commit(first, [5])
     one.commit(second, [6])
     assert mine.output_tokens == [5, 6]
+    with pytest.raises(ValueError, match="step 1 .* the oldest step in flight is none"):
+        one.fail(second, "boom")

@@ -356,6 +356,33 @@ def test_the_watermark_lies_in_0_to_1_without_1(value):
     assert config(watermark=0.0).watermark == 0.0 and config(watermark=0.99)
 
 
+@pytest.mark.parametrize("value", ["0.1", None, True])
+def test_a_watermark_that_is_no_number_is_refused(value):
+    with pytest.raises(ConfigError, match=r"watermark=.* must lie in \[0, 1\)"):
+        config(watermark=value)
+
+
+@pytest.mark.parametrize("name", ["enable_prefix_caching", "full_sequence_must_fit"])
+@pytest.mark.parametrize("value", [1, 0, "yes", None])
+def test_switches_are_true_or_false(name, value):
+    with pytest.raises(ConfigError, match=f"{name}={value!r} must be True or False"):
+        config(**{name: value})
+
+
+def test_a_model_length_of_1_has_no_room_for_an_output_token():
+    with pytest.raises(ConfigError, match="max_model_len=1 leaves no room for a prompt token and "
+                                          "an output token: give at least 2"):
+        config(max_model_len=1)
+    assert config(max_model_len=2).max_model_len == 2
+
+
+def test_a_pool_too_large_for_its_books_is_refused_by_name():
+    with pytest.raises(ConfigError, match="num_blocks=50000001 is more than the 50000000 blocks a "
+                                          "scheduler can keep books on"):
+        SchedulerConfig(num_blocks=50_000_001)
+    assert SchedulerConfig(num_blocks=50_000_000).num_blocks == 50_000_000
+
+
 def test_every_count_of_1_is_a_working_configuration():
     one = scheduler(2, 1, max_num_batched_tokens=1, max_num_seqs=1)
     submit(one, request("r", [1], 1))
