@@ -11,8 +11,67 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-# key (as mutate.py prints it) -> why no test can tell the difference
-EQUIVALENT: dict[str, str] = {}
+SHORTCUT = "a shortcut: the general way after it gives the same"
+NOTHING = "with nothing to do, doing it changes nothing"
+NEVER = "the other side of this condition is never reached"
+
+# (where, part of the change's name) -> why no test can tell the difference
+EQUIVALENT: dict[tuple[str, str], str] = {
+    ("block_pool.BlockPool.take", "num_blocks == 1 and clean -> if False"): SHORTCUT,
+    ("block_pool.BlockPool.take", "len(blocks) < num_blocks -> "): NOTHING,
+    ("block_pool.BlockPool.release", "counts.count(1) != len(counts) -> if True"): SHORTCUT,
+    ("block_pool.BlockPool.release", "len(evictable) < len(blocks) -> "): NOTHING,
+    ("block_pool.BlockPool.release", "if evictable -> if True"): NOTHING,
+    ("block_pool.BlockPool._unindex", "if self._parked -> if True"): NOTHING,
+    ("block_pool.BlockPool._forget", "indexed != blocks -> if True"): SHORTCUT,
+    ("block_manager.BlockManager._extend", "num_blocks > 0 -> "): NEVER,
+    ("block_manager.BlockManager.publish", "full > request.num_published -> GtE"): NOTHING,
+    ("block_manager.BlockManager.free", "if content -> if True"): NOTHING,
+    ("block_manager.BlockManager.find_hit", "len(keys) <= len(hit) -> "): NEVER,
+    ("block_manager.BlockManager.find_hit", "break -> continue"): NEVER,
+    ("errors.LogError.__init__", "super().__init__(message, line) -> pass"):
+        "BaseException.__new__ keeps the arguments already",
+    ("intake._check_fork", "-> without ours is None"): "both or none are None: tested before",
+    ("intake._check_fork", "-> without theirs is None"): "both or none are None: tested before",
+    ("phases.StepPhases._add_row", "end // self.config.block_size"): NOTHING,
+    ("phases.StepPhases._chunk", "wanted > cap -> GtE"): "min of two equal numbers",
+    ("phases.StepPhases._continue_one", "break -> continue"): "the loop's condition is false then",
+    ("phases.StepPhases._continue_one", "start + count > request.writable -> GtE"): NOTHING,
+    ("phases.StepPhases._roll_back", "i > index -> GtE"): "i == index was filtered out",
+    ("phases.StepPhases._swap_in", "return False -> return None"): "both are false",
+    ("phases.StepPhases.admit_waiting", "if self.swapped -> if True"): NOTHING,
+    ("phases.StepPhases.continue_running", "if end - start == 1 and left"): SHORTCUT,
+    ("phases.StepPhases.continue_running", "end - start -> Add"): SHORTCUT,
+    ("phases.StepPhases.continue_running", "end <= request.writable"): SHORTCUT,
+    ("phases.StepPhases.continue_running", "if end == request.writable -> if True"): NOTHING,
+    ("phases.StepPhases.publish_filled", "step.filled = [] -> pass"): NOTHING,
+    ("policies.Mixed.refuses", "return None -> pass"): "a function without return returns None",
+    ("policies.Recompute.preempt", "return False -> return None"): "both are false",
+    ("policies.Swap.preempt", "return False -> return None"): "both are false",
+    ("policies.Recompute", "in name = "): "the registry sets the name",
+    ("policies.Swap", "in name = "): "the registry sets the name",
+    ("policies.Static", "in _forming = False"): "nobody runs before the first step: it is open",
+    ("registry.module", "in T = TypeVar"): "the name of a type variable",
+    ("request.SamplingParams._rules", "1e+308"): "no float lies between; the low end is not used",
+    ("request._extend_given_keys", "len(keys) < given -> "): NOTHING,
+    ("request._extend_given_keys", "1 -> 2 in first = "): "other keys of its own, as good",
+    ("request.extend_keys", "have >= num_blocks -> "): SHORTCUT,
+    ("stable.advance", "known"): "full blocks below the table's end are passed over next",
+    ("stable.advance", "1 -> 2 in for full in range("): "one past the last is passed over next",
+    ("stable.advance", "len(request.block_table) * size -> FloorDiv"): NEVER,
+    ("stable.stable_steps", "-> without rows[0].tokens is not None"): SHORTCUT,
+    ("stable.stable_steps", "-> without batch.preempted"): "then somebody waits or is swapped",
+    ("stable.stable_steps", "-> without batch.overlapped"): "Batch.stable_steps() says 1 then",
+    ("stable.stable_steps", "-> without scheduler.blocked is None"): "then the step preempted: 1",
+    ("stable.stable_steps", "steps > 1 -> GtE"): "max(steps, 1) mends it",
+}
+
+
+def reason(key: str) -> str | None:
+    """Why this survivor (by its key, as mutate.py prints it) is no loss, if it is none."""
+    where, _, change = key.partition(": ")
+    return next((why for (place, part), why in EQUIVALENT.items()
+                 if where == place and part in change), None)
 
 COMPARES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
             ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,

@@ -3,7 +3,7 @@
 Each mutant is one small change of one module: a comparison, an operator, a constant, a condition,
 a statement left out. It lives in a forked process only (the source is never touched), where the
 tests run, nearest ones first, until one fails. CPU time is limited, so an endless loop counts as
-killed. What survives is printed; EQUIVALENT in mutants.py says which survivors no test can kill.
+killed. What survives is printed; EQUIVALENT in mutants.py says which survivors no test can tell.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.core.mutants import EQUIVALENT, changes
+from tests.core.mutants import changes, reason
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "engine" / "core"
@@ -147,7 +147,8 @@ def survivors(mutants: list[Mutant], jobs: int, say) -> list[Mutant]:
             done += 1
             if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
                 alive.append(mutant)
-                mark = "equivalent" if mutant.key in EQUIVALENT else "SURVIVED"
+                why = reason(mutant.key)
+                mark = f"equivalent ({why})" if why else "SURVIVED"
                 say(f"[{done}/{len(mutants)}] {mark} line {mutant.line}: {mutant.key}")
             elif done % 50 == 0:
                 say(f"[{done}/{len(mutants)}]")
@@ -200,7 +201,7 @@ def warm_up() -> None:
 
 def report(mutants: list[Mutant], alive: list[Mutant], seconds: float) -> None:
     total, lost = Counter(m.module for m in mutants), Counter(m.module for m in alive)
-    known = Counter(m.module for m in alive if m.key in EQUIVALENT)
+    known = Counter(m.module for m in alive if reason(m.key))
     print(f"\n{'module':16}{'mutants':>8}{'killed':>8}{'equiv.':>8}{'survived':>9}"
           f"{'killed of the rest':>20}")
     for module in [*total, "all"]:
@@ -210,7 +211,7 @@ def report(mutants: list[Mutant], alive: list[Mutant], seconds: float) -> None:
         print(f"{module:16}{count:8}{count - left:8}{same:8}{left - same:9}{share:19.1%}")
     print(f"{seconds:.0f} s")
     for mutant in alive:
-        if mutant.key not in EQUIVALENT:
+        if not reason(mutant.key):
             print(f"engine/core/{mutant.module}.py:{mutant.line}: {mutant.name}")
 
 

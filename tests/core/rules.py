@@ -46,6 +46,7 @@ class StepRules:
         self._admissions(batch)
         self._victims(batch)
         self._progress(batch)
+        self._refusal(batch)
         self.pools()
 
     def pools(self) -> None:
@@ -74,6 +75,9 @@ class StepRules:
             if not batch.preempted:  # a roll-back gives budget back that earlier rows did not see
                 assert count == min(wanted, left), f"row {index} computes {count} of {wanted}"
             left -= count
+        if self.config.batching != "prefill_first" and not batch.preempted and left:
+            assert all(r in batch.requests or r.num_computed == r.num_tokens
+                       for r in self.scheduler.running), "somebody was left out"
         order = [self.in_line.index(r) for r in batch.requests if r in self.in_line]
         assert order == sorted(order), "running requests are not served in their order"
         new = [r not in self.in_line for r in batch.requests]
@@ -136,6 +140,61 @@ class StepRules:
                         assert other.seq < victim.seq
                     else:
                         assert self.key[other] < self.key[victim]
+
+    def _refusal(self, batch: Batch) -> None:
+        """Who is left in line was refused for a reason that holds: nothing idles without need."""
+        scheduler, config = self.scheduler, self.config
+        line = [*scheduler.swapped, *scheduler.waiting]
+        if batch.preempted or not line:
+            return
+        assert scheduler.blocked is not None, "nobody looked at the line"
+        name, reason, need, have = scheduler.blocked
+        head, free = scheduler.live[name], scheduler.manager.pool.num_free
+        assert head in line and (not scheduler.swapped or head in scheduler.swapped)
+        assert need > have
+        if reason == "seqs":
+            assert len(scheduler.running) == config.max_num_seqs
+        elif reason == "budget":
+            assert batch.num_tokens == config.max_num_batched_tokens
+        elif reason == "static":
+            assert config.batching == "static" and scheduler.running
+        elif reason == "reserve":
+            assert config.batching == "reserve" and scheduler.running
+        elif self._decodes_followed(batch):
+            return  # the pool has changed since
+        elif head in scheduler.swapped:
+            assert (need, have) == (self._blocks(head.num_computed, self._chunk(head, batch)), free)
+        elif head.parent is not None and head.parent.status is RUNNING \
+                and not head.num_preemptions:
+            assert have == free and need <= -(-head.num_tokens // config.block_size)
+        else:
+            self._check_need(head, batch, need, have, free)
+
+    def _check_need(self, head: Request, batch: Batch, need: int, have: int, free: int) -> None:
+        config, manager = self.config, self.scheduler.manager
+        hit = manager.find_hit(head)
+        cached = len(hit) * config.block_size
+        whole = head.num_tokens if config.full_sequence_must_fit else (
+            cached + self._chunk(head, batch, cached))
+        gone = sum(manager.pool.refcount(block) == 0 for block in hit)
+        assert need == self._blocks(0, whole) - len(hit) + gone
+        kept = int(config.watermark * config.num_blocks) if self.scheduler.running else 0
+        assert have == free - kept
+
+    def _blocks(self, start: int, count: int) -> int:
+        return -(-(start + count) // self.config.block_size)
+
+    def _chunk(self, head: Request, batch: Batch, start: int | None = None) -> int:
+        wanted = head.num_tokens - (head.num_computed if start is None else start)
+        cap = self.config.long_prefill_token_threshold
+        if cap and len(self.scheduler.live) > 1:
+            wanted = min(wanted, cap)
+        return min(wanted, self.config.max_num_batched_tokens - batch.num_tokens)
+
+    def _decodes_followed(self, batch: Batch) -> bool:
+        """Under prefill_first the running ones decode after nobody could be admitted."""
+        return self.config.batching == "prefill_first" and any(
+            r in batch.requests and self.status.get(r) is RUNNING for r in self.in_line)
 
     def _progress(self, batch: Batch) -> None:
         """A step without rows has a reason: somebody was preempted, or all is still in flight."""

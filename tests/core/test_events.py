@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+import engine.core.events
 from engine.core import LogError
-from engine.core.events import KINDS, EventLog, read_log
+from engine.core.events import KINDS, MODES, EventLog, read_log
 from engine.core.replay import Replayer
 from tests.core.helpers import request, run, scheduler, submit
 
@@ -59,6 +61,27 @@ def test_every_line_has_number_time_and_a_known_kind(tmp_path):
     times = [event["t"] for event in events]
     assert times == sorted(times) and set(times) == {1.25, 2.5}
     assert " " not in lines[5]  # compact
+
+
+def test_the_kinds_are_those_that_the_documentation_lists():
+    listed = re.findall(r"^    ([a-z_]+) {2,}", engine.core.events.__doc__, re.MULTILINE)
+    assert set(listed) == KINDS and len(listed) == len(KINDS) == 17
+    assert MODES == ("real", "simulated", "replayed")
+
+
+def test_a_run_with_swaps_copies_and_failures_is_read_back_whole(tmp_path):
+    with EventLog(tmp_path / "a.jsonl", HEADER) as log:
+        one = scheduler(5, 2, max_model_len=8, preemption="swap", num_cpu_blocks=4, emit=log.emit)
+        parent = request("p", [9, 9], 3)
+        submit(one, parent, request("c", [9, 9], 3, parent=parent))
+        run(one)
+        submit(one, request("a", [1] * 3, 5), request("b", [2] * 3, 5))
+        one.fail(one.schedule(), "boom")
+        submit(one, request("d", [1] * 3, 5), request("e", [2] * 3, 5))
+        run(one)
+    loaded = read_log(tmp_path / "a.jsonl")
+    assert loaded.problem is None and len(loaded.events) == log.num_events
+    assert {event["e"] for event in loaded.events} == KINDS - {"reject", "time"}
 
 
 def test_times_keep_nanoseconds_and_no_more():
@@ -142,14 +165,26 @@ def test_a_full_disk_ends_the_log_and_not_the_run():
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize("how", ["settle", "flush", "close"])
-def test_a_full_disk_is_noticed_when_the_lines_are_flushed_or_the_file_is_closed(how):
-    with pytest.warns(UserWarning, match="the log /dev/full cannot be written any further"):
-        log = EventLog("/dev/full", {})
+def test_a_full_disk_is_noticed_when_the_lines_are_flushed_or_the_file_is_closed(tmp_path, how):
+    path = tmp_path / ("full.jsonl.gz" if how == "close" else "full.jsonl")
+    path.symlink_to("/dev/full")
+    with pytest.warns(UserWarning, match="cannot be written any further .No space left") as told:
+        log = EventLog(path, {})
         log.emit("reject", request="r", error="e")
         getattr(log, how)()
     log.emit("reject", request="r", error="e")
     log.close()
-    assert "free some space or choose another place" in log.problem
+    assert len(told) == 1 and "free some space or choose another place" in log.problem
+
+
+def test_a_log_that_gives_up_closes_its_own_file_and_leaves_a_strangers_open():
+    for owned in (True, False):
+        file = FullDisk()
+        log = EventLog(file, HEADER)
+        log._owned = owned
+        with pytest.warns(UserWarning):
+            log.emit("reject", request="r", error="e")
+        assert file.closed is owned and log._file is None
 
 
 def test_a_log_without_trouble_has_no_problem():
@@ -206,7 +241,7 @@ def test_a_gzipped_log_cut_anywhere_loads_a_prefix_or_is_refused_never_crashes(g
             assert str(path) in str(refused)
             continue
         assert loaded.events == events[:len(loaded.events)]
-        assert loaded.problem is not None
+        assert f"is damaged at line {len(loaded.events) + 2}:" in loaded.problem
         loaded_some += len(loaded.events) > 0
     assert loaded_some > 10
 
@@ -232,6 +267,7 @@ def test_a_gzipped_log_with_a_flipped_byte_loads_a_prefix_or_is_refused(good, tm
 
 BAD_LINES = [b"{", b"[]", b"null", b"3", b'"text"', b"{}", b'{"n":5}', b'{"e":"free","n":99,"t":0}',
              b'{"e":"unheard","n":5,"t":0}', b"\xff\xfe",
+             b'{"n":5,"t":0,"e":"time","step":0,"seconds":0} and more', b'{"n":5,"e":"time"}{}',
              pytest.param(b"[" * 100_000, id="deep"), pytest.param(b"1" * 5000, id="long number")]
 
 
@@ -268,6 +304,12 @@ def test_blank_lines_are_skipped_and_counted(good, tmp_path):
 def test_a_file_without_a_header_is_no_event_log(first):
     with pytest.raises(LogError, match="^the log is no event log: its first line"):
         read_log(io.StringIO(first + "\n"))
+
+
+def test_an_open_file_is_refused_by_its_name(tmp_path):
+    (tmp_path / "b.jsonl").write_text("nothing\n")
+    with open(tmp_path / "b.jsonl") as file, pytest.raises(LogError, match="b.jsonl is no event"):
+        read_log(file)
 
 
 def test_another_schema_is_refused_by_number():

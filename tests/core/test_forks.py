@@ -215,6 +215,12 @@ def test_a_child_of_another_prompt_or_salt_is_refused():
             one.submit(child)
 
 
+def test_a_simulated_child_of_another_length_is_refused():
+    parent = request("p", 6, 3)
+    with pytest.raises(RequestError, match="must have the prompt and the salt of its parent p"):
+        scheduler().submit(request("c", 5, 3, parent=parent))
+
+
 def test_a_child_may_come_when_its_parent_has_output_already():
     one = scheduler()
     parent, child = family([1, 2, 3], 1, max_tokens=9)

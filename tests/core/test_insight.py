@@ -11,6 +11,7 @@ from engine.core.insight import (
     fragmentation,
     tee,
 )
+from engine.core.policies import Mixed
 from tests.core.helpers import request, run, scheduler, step, steps, submit
 from tests.core.recorder import Recorder
 
@@ -49,6 +50,17 @@ def test_explain_tells_who_waits_for_a_static_batch():
     step(one)
     assert why(one)[1] == (
         "b", "waiting", "the static batch runs until all its requests have finished")
+
+
+def test_explain_shows_the_reason_of_a_strange_policy_as_it_is():
+    class Moody(Mixed):
+        def refuses(self, scheduler, request, hit):
+            return ("not on Mondays", 1, 0) if scheduler.running else None
+
+    one = scheduler(parts={"batching": Moody()})
+    submit(one, request("a", [1]), request("b", [2]))
+    step(one)
+    assert why(one)[1] == ("b", "waiting", "not on Mondays")
 
 
 def test_explain_tells_of_swapped_ones_and_of_steps_that_preempt():
@@ -124,6 +136,27 @@ def test_block_lives_rests_and_evictions_are_measured_in_steps():
     submit(one, request("c", [7] * 5, 1))  # step 5 takes all three
     step(one)
     assert watch.idle_before_evict == [4, 1]  # block 1 since step 1, block 0 since step 4
+
+
+def test_a_block_lives_from_its_first_hold_to_its_last_release():
+    watch = BlockWatch()
+    assert watch.step == -1
+    one = scheduler(emit=watch.emit)
+    steps(one, 2)
+    submit(one, request("a", [1] * 4, 2))
+    step(one)  # step 2: block 0
+    submit(one, request("b", [1] * 5, 4))
+    run(one)  # b shares block 0 in step 3, a leaves in step 3, b in step 6
+    assert sorted(watch.lifetimes) == [0, 3, 4] and watch.reuse_gaps == []
+
+
+def test_a_block_without_content_that_is_taken_again_is_no_reuse():
+    watch = BlockWatch()
+    one = scheduler(enable_prefix_caching=False, emit=watch.emit)
+    for name in "abc":
+        submit(one, request(name, [1] * 5, 1))
+        run(one)
+    assert watch.reuse_gaps == [] and watch.idle_before_evict == [] and len(watch.lifetimes) == 6
 
 
 def test_holders_say_since_which_step():

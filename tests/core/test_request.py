@@ -7,7 +7,7 @@ import pytest
 from engine.core import ConfigError, Request, RequestError, RequestStatus, SamplingParams
 from engine.core.config import SchedulerConfig
 from engine.core.intake import arrival_fields, check_request
-from engine.core.request import extend_keys, num_given_keys
+from engine.core.request import FINISH_REASONS, extend_keys, num_given_keys
 from tests.core.helpers import config, request, results, rows, scheduler, step, submit
 
 # --------------------------------------------------------------------------- sampling parameters
@@ -118,6 +118,12 @@ def test_output_tokens_are_a_copy_and_empty_without_token_ids():
     with_ids.output_tokens.append(7)
     assert with_ids.output_tokens == [9] and without.output_tokens == []
     assert (with_ids.num_output, without.num_output) == (1, 1)
+
+
+def test_states_and_finish_reasons_have_the_fields_words():
+    assert [status.value for status in RequestStatus] == [
+        "waiting", "running", "swapped", "finished"]
+    assert FINISH_REASONS == ("stop", "length", "abort", "error")
 
 
 # --------------------------------------------------------------------------- intake
