@@ -55,9 +55,14 @@ def pad_tables(tables: list[list[int]]) -> np.ndarray:
 
 
 def _token_ids(requests: list[Any], starts: list[int], ends: list[int], total: int) -> np.ndarray:
+    """[total] int64. Under look-ahead a row's only token may be unknown so far: 0 in its place."""
     if total == len(requests):
-        ids = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
+        try:
+            ids = [request.tokens[start] for request, start in zip(requests, starts, strict=True)]
+        except IndexError:
+            ids = [request.tokens[start] if start < len(request.tokens) else 0
+                   for request, start in zip(requests, starts, strict=True)]
         return np.array(ids, dtype=np.int64)
-    pieces = (request.tokens[start:end]
+    pieces = (request.tokens[start:end] or (0,)
               for request, start, end in zip(requests, starts, ends, strict=True))
     return np.fromiter(chain.from_iterable(pieces), dtype=np.int64, count=total)

@@ -6,7 +6,7 @@ the stop ids that min_tokens forbids. All rows at once, touching only the entrie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ class SampleRow(NamedTuple):
 
     request: Request
     position: int  # tokens [0, position) are known
+    latest: Callable[[], int] | None = None  # the last of them, where `request` lacks it so far
 
 
 class Entries:
@@ -51,19 +52,19 @@ class Edits:
 
     def __init__(self, rows: Sequence[SampleRow]):
         self.bias, self.repeat, self.subtract, self.forbid = (Entries() for _ in range(4))
-        for index, (request, position) in enumerate(rows):
-            if _has_edits(request.params, request, position):
-                self._add(index, request, position)
+        for index, row in enumerate(rows):
+            if _has_edits(row.request.params, row.request, row.position):
+                self._add(index, row)
 
-    def _add(self, index: int, request: Request, position: int) -> None:
-        params = request.params
+    def _add(self, index: int, row: SampleRow) -> None:
+        request, position, params = row.request, row.position, row.request.params
         if params.logit_bias:
             pairs = np.array(params.logit_bias, dtype=np.float64)
             self.bias.add(index, pairs[:, 0].astype(np.int64), pairs[:, 1])
         if params.repetition_penalty != 1.0:
-            self.repeat.add(index, _known(request, 0, position)[0], params.repetition_penalty)
+            self.repeat.add(index, _known(row, 0)[0], params.repetition_penalty)
         if params.presence_penalty or params.frequency_penalty:
-            ids, counts = _known(request, request.num_prompt, position)
+            ids, counts = _known(row, request.num_prompt)
             self.subtract.add(index, ids,
                               params.presence_penalty + params.frequency_penalty * counts)
         if position - request.num_prompt < params.min_tokens and request.stop_ids:
@@ -93,7 +94,11 @@ def _has_edits(params: SamplingParams, request: Request, position: int) -> bool:
                 or params.frequency_penalty or position - request.num_prompt < params.min_tokens)
 
 
-def _known(request: Request, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Different token ids among tokens [start, end), and how often each occurs."""
-    assert request.tokens is not None
-    return np.unique(np.array(request.tokens[start:end], dtype=np.int64), return_counts=True)
+def _known(row: SampleRow, start: int) -> tuple[np.ndarray, np.ndarray]:
+    """Different token ids among tokens [start, row.position), and how often each occurs."""
+    assert row.request.tokens is not None
+    tokens = row.request.tokens[start:row.position]
+    if len(tokens) < row.position - start:
+        assert row.latest is not None, "the step before is computed, and brings this token"
+        tokens.append(row.latest())
+    return np.unique(np.array(tokens, dtype=np.int64), return_counts=True)

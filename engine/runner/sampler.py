@@ -9,6 +9,7 @@ not depend on its batch-mates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,24 +50,47 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], engine_seed: int) ->
 
     A row whose logits hold NaN or +inf, or nothing but -inf, fails alone.
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    raw = _keep_raw(logits, rows)
-    adjust_logits(logits, rows)
-    best, ids = logits.max(dim=-1)  # NaN wins a maximum
-    tokens = ids.tolist()
-    good = torch.isfinite(best).tolist()
-    random = [index for index, row in enumerate(rows)
-              if good[index] and row.request.params.temperature >= GREEDY_BELOW]
-    if random:
-        drawing = [rows[index] for index in random]
-        numbers = uniforms(request_seeds(drawing, engine_seed), [row.position for row in drawing])
-        drawn = _draw(logits, best, drawing, random, numbers)
-        for index, token in zip(random, drawn, strict=True):
-            tokens[index] = token
-    logprobs = [_logprobs(raw[index], tokens[index], rows[index]) if index in raw and good[index]
-                else None for index in range(len(rows))]
-    return Samples([tokens[index] if good[index] else _failed(logits[index])
-                    for index in range(len(rows))], logprobs)
+    return Draw(logits, rows, engine_seed).read()
+
+
+class Draw:
+    """A step's sampling, started on the device of `logits`; `read()` waits for it.
+
+    `tokens` [rows] int64 lie on that device, so that the next step can be started on them before
+    anybody has seen them. A row that fails has some token of the vocabulary there.
+    """
+
+    def __init__(self, logits: torch.Tensor, rows: Sequence[SampleRow], engine_seed: int):
+        self.rows = rows
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        raw = _keep_raw(logits, rows)
+        adjust_logits(logits, rows)
+        self.best, self.tokens = logits.max(dim=-1)  # NaN wins a maximum
+        random = [index for index, row in enumerate(rows)
+                  if row.request.params.temperature >= GREEDY_BELOW]
+        if random:
+            drawing = [rows[index] for index in random]
+            numbers = uniforms(request_seeds(drawing, engine_seed),
+                               [row.position for row in drawing])
+            drawn = _draw(logits, self.best, drawing, random, numbers)
+            if len(random) == len(rows):
+                self.tokens = drawn
+            else:
+                self.tokens[torch.tensor(random, device=logits.device)] = drawn
+        self.logprobs = {index: _logprobs(values, self.tokens[index], rows[index])
+                         for index, values in raw.items()}
+
+    def read(self) -> Samples:
+        """Wait for the device. The same answer whenever it is asked."""
+        tokens: list[int | RowFailed] = self.tokens.tolist()
+        logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
+        best = self.best.tolist()
+        for index, value in enumerate(best):
+            if not math.isfinite(value):
+                tokens[index] = _failed(value)
+            elif index in self.logprobs:
+                logprobs[index] = self.logprobs[index].read(int(self.tokens[index]))
+        return Samples(tokens, logprobs)
 
 
 def request_seeds(rows: Sequence[SampleRow], engine_seed: int) -> list[int]:
@@ -76,10 +100,11 @@ def request_seeds(rows: Sequence[SampleRow], engine_seed: int) -> list[int]:
             for row, other in zip(rows, derived, strict=True)]
 
 
-def _failed(row: torch.Tensor) -> RowFailed:
-    if torch.isnan(row).any():
+def _failed(best: float) -> RowFailed:
+    """Why a row whose best logit is no number has no token."""
+    if math.isnan(best):
         return RowFailed("the model computed NaN logits for this request")
-    if torch.isinf(row.max()) and row.max() > 0:
+    if best > 0:
         return RowFailed("the model computed infinite logits for this request")
     return RowFailed("no token is left to choose: logit_bias or min_tokens forbids every one")
 
@@ -87,12 +112,12 @@ def _failed(row: torch.Tensor) -> RowFailed:
 # --------------------------------------------------------------------------------- random rows
 
 def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow],
-          where: list[int], numbers: np.ndarray) -> list[int]:
-    """Tokens for the random rows; `where` are their places in `logits`."""
+          where: list[int], numbers: np.ndarray) -> torch.Tensor:
+    """Tokens [rows] int64 of the random rows; `where` are their places in `logits`."""
     params = [row.request.params for row in rows]
     weights = _weights(logits, best, params, where)
     vocab = logits.shape[1]
-    tokens = np.zeros(len(rows), dtype=np.int64)
+    tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     picks = torch.from_numpy(numbers).to(logits.device)
     widths = np.array([_width(p.top_k, p.top_p, vocab) for p in params])
     for width in np.unique(widths):
@@ -104,8 +129,8 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow],
         else:
             limits = [(params[index].top_k, params[index].top_p) for index in group]
             drawn = _draw_sorted(weights[at, :vocab], picks[at], limits, int(width))
-        tokens[group] = drawn.cpu().numpy()
-    return tokens.tolist()
+        tokens[at] = drawn
+    return tokens.clamp_(max=vocab - 1)  # a row of NaN ends nowhere
 
 
 def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[SamplingParams],
@@ -145,7 +170,7 @@ def _find(weights: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, to
     """
     ends = weights.cumsum(-1)
     target = torch.minimum(target, torch.nextafter(ends[:, -1], torch.zeros_like(target)))
-    index = torch.searchsorted(ends, target[:, None], right=True)
+    index = torch.searchsorted(ends, target[:, None], right=True).clamp_(max=ends.shape[1] - 1)
     rest = target[:, None] - (ends.gather(1, index) - weights.gather(1, index))
     return index[:, 0], rest[:, 0].clamp_(min=0.0)
 
@@ -169,8 +194,10 @@ def _draw_sorted(weights: torch.Tensor, picks: torch.Tensor, limits: list[tuple[
     by_k = torch.tensor([0 < k < vocab for k, _ in limits], device=weights.device)
     total = torch.where(by_k, ends[:, -1], weights.sum(-1, dtype=torch.float64))
     tokens = _pick_nucleus(sorted_weights, ends, ids, share * total, picks)
+    if width == vocab or all(0 < k < vocab for k, _ in limits):
+        return tokens  # nothing lies further; asking the device would mean to wait for it
     short = (ends[:, -1] < share * total).nonzero()[:, 0]
-    if width < vocab and len(short):
+    if len(short):
         tokens[short] = _draw_sorted(weights[short], picks[short],
                                      [limits[index] for index in short.tolist()], vocab)
     return tokens
@@ -194,9 +221,18 @@ def _keep_raw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> dict[int, torc
             if row.request.params.logprobs is not None}
 
 
-def _logprobs(raw: torch.Tensor, token: int, row: SampleRow) -> TokenLogprobs:
-    wanted = min(row.request.params.logprobs or 0, raw.shape[0])
-    values, ids = raw.topk(wanted)
-    chosen = raw[token]
-    return TokenLogprobs(token, float(chosen), int((raw > chosen).sum()) + 1,
-                         tuple(zip(ids.tolist(), values.tolist(), strict=True)))
+class _Logprobs:
+    """One row's, still on the device."""
+
+    def __init__(self, raw: torch.Tensor, token: torch.Tensor, wanted: int):
+        self.values, self.ids = raw.topk(min(wanted, raw.shape[0]))
+        self.chosen = raw.index_select(0, token.view(1))
+        self.rank = (raw > self.chosen).sum() + 1
+
+    def read(self, token: int) -> TokenLogprobs:
+        return TokenLogprobs(token, float(self.chosen), int(self.rank), tuple(
+            zip(self.ids.tolist(), self.values.tolist(), strict=True)))
+
+
+def _logprobs(raw: torch.Tensor, token: torch.Tensor, row: SampleRow) -> _Logprobs:
+    return _Logprobs(raw, token, row.request.params.logprobs or 0)
