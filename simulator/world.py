@@ -55,9 +55,10 @@ class World:
         self._waiting_users: dict[int, simpy.Event] = {}  # request index → its user, closed loop
         self.replicas = [Replica(self.env, make_loop(number), cost, self.timings)
                          for number in range(replicas)]
+        self.entrance: Sequence[Replica] = self.replicas  # those that arrivals go to
         for replica in self.replicas:
             replica.loop.on_finish = self._finisher(replica)
-            if not workload.waits:
+            if not workload.waits and not failures:  # a failure sends requests again
                 replica.horizon = lambda: self._next_arrival
         self._plan_failures(failures)
 
@@ -143,10 +144,10 @@ class World:
 
     def _send(self, index: int) -> bool:
         """Hand a request to the replica the router chooses among those that are up."""
-        up = [r for r in self.replicas if r.down is None] if self._failing else self.replicas
+        up = [r for r in self.entrance if r.down is None] if self._failing else self.entrance
         if not up:
             return self._refuse(index, FAILED, f"request r{index}: no replica is left "
-                                               f"({self.replicas[-1].down})")
+                                               f"({self.entrance[-1].down})")
         request = self._request(index, up[0].loop.scheduler.config.block_size)
         replica = up[self.router.choose(up, request)]
         try:

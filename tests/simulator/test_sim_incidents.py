@@ -129,6 +129,13 @@ def test_a_failure_in_a_long_run_loses_nothing_and_logs_replay(tmp_path, logged)
             assert replay(read_log(each)).identical
 
 
+def test_a_failure_is_seen_at_the_same_step_whether_steps_are_made_one_by_one_or_many_at_once():
+    work = poisson(30.0, 200, parse_lengths("10:300"), parse_lengths("20:200"), seed=3)
+    many, single = (simulate(work, SMOL, L4, replicas=3, failures=[(0, 3.0)], keep_events=keep)
+                    for keep in (False, True))
+    assert many.timings.first == single.timings.first and many.timings.last == single.timings.last
+
+
 @pytest.mark.parametrize("work", [
     poisson(2.0, 20, ONE, parse_lengths("3")), closed_loop(3, 20, ONE, parse_lengths("3")),
     chats(2.0, 5, ONE, parse_lengths("3"))], ids=["open", "closed", "chats"])
