@@ -138,9 +138,13 @@ class BlockPool:
         """Forget all content. False, with nothing changed, while any block is in use."""
         if self.num_free != self.num_blocks:
             return False
-        victims = self.eviction.victims(len(self.eviction))
-        self._unindex(victims)
-        self._clean += victims
+        forgotten = self.eviction.victims(len(self.eviction))
+        if forgotten and self._emit is not None:
+            self._emit("reset", blocks=len(forgotten))
+        self._clean += forgotten
+        self.keys.clear()
+        self.index.clear()
+        self._parked.clear()
         return True
 
     def _unindex(self, blocks: list[int]) -> None:

@@ -13,6 +13,8 @@ The first line is the header; then one event a line, `{"n": number, "t": seconds
     evict       block, key
     cache       request, blocks, keys
     withdraw    blocks
+    reset       blocks: so many held content, and now none does; it comes where it happened,
+                which is between two steps unless an empty one is being executed
     copy        request, from, to: the partial last block of a fork, copied before the step
     swap        request, direction out|in, pairs
     free        request, blocks (tail first)
@@ -45,7 +47,7 @@ MODES = ("real", "simulated", "replayed")
 
 KINDS = frozenset([
     "arrive", "reject", "step_begin", "consider", "share", "alloc", "evict", "cache", "withdraw",
-    "copy", "swap", "free", "preempt", "batch", "token", "time", "finish"])
+    "reset", "copy", "swap", "free", "preempt", "batch", "token", "time", "finish"])
 
 
 class EventLog:

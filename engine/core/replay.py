@@ -141,6 +141,11 @@ class State:
         for block in event["blocks"]:
             self.cached.pop(block, None)
 
+    def _on_reset(self, event: dict[str, Any]) -> None:
+        if self.owners:
+            raise ValueError(f"blocks {sorted(self.owners)} are in use")
+        self.cached.clear()
+
     def _on_copy(self, event: dict[str, Any]) -> None:
         if event["to"] not in self.requests[event["request"]].block_table:
             raise ValueError(f"block {event['to']} is not {event['request']}'s")

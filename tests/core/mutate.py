@@ -19,7 +19,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -44,7 +44,7 @@ HEAVY = ["manager_machine", "walk", "stable"]
 PYTEST = ["-o", "addopts=", "-m", "not nightly", "-x", "-q", "-p", "no:cacheprovider", "--tb=no",
           "--no-header", "--strict-markers"]
 CPU_LIMIT = 45  # seconds of one mutant, all its tests
-
+ASLEEP = 120  # seconds without any CPU time: a dead lock
 MEMORY_LIMIT = 4 << 30  # bytes of address space
 
 
@@ -120,10 +120,10 @@ def run_tests(mutant: Mutant | None, module: str, cpu_limit: int) -> int:
 
 
 def fork(mutant: Mutant | None, module: str, cpu_limit: int = CPU_LIMIT) -> int:
-    """The id of a process that runs the tests and exits with 0 if the mutant survives."""
+    """The id of a process that runs the tests and exits with 0 if the mutant survives. It stays
+    in this process group: stopping and continuing the group pauses the whole run."""
     pid = os.fork()
     if pid == 0:
-        os.setsid()
         code = 1
         try:
             code = run_tests(mutant, module, cpu_limit)
@@ -135,29 +135,50 @@ def fork(mutant: Mutant | None, module: str, cpu_limit: int = CPU_LIMIT) -> int:
 def survivors(mutants: list[Mutant], jobs: int, say) -> list[Mutant]:
     """Run them all, `jobs` at a time; those that no test noticed."""
     alive: list[Mutant] = []
-    running: dict[int, tuple[Mutant, float]] = {}
-    queue, done = list(reversed(mutants)), 0
+    running: dict[int, Mutant] = {}
+    queue, done, watch = list(reversed(mutants)), 0, Watch()
     while queue or running:
         while queue and len(running) < jobs:
             mutant = queue.pop()
-            running[fork(mutant, mutant.module)] = (mutant, time.monotonic())
+            running[fork(mutant, mutant.module)] = mutant
         pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid:
-            mutant, _ = running.pop(pid)
-            done += 1
-            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
-                alive.append(mutant)
-                why = reason(mutant.key)
-                mark = f"equivalent ({why})" if why else "SURVIVED"
-                say(f"[{done}/{len(mutants)}] {mark} line {mutant.line}: {mutant.key}")
-            elif done % 50 == 0:
-                say(f"[{done}/{len(mutants)}]")
+        if not pid:
+            time.sleep(0.02)
+            watch.look(running)
             continue
-        time.sleep(0.02)
-        for pid, (_, since) in running.items():
-            if time.monotonic() - since > 10 * CPU_LIMIT:  # asleep: a dead lock, say
-                os.killpg(pid, signal.SIGKILL)
+        mutant = running.pop(pid)
+        done += 1
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            alive.append(mutant)
+            why = reason(mutant.key)
+            mark = f"equivalent ({why})" if why else "SURVIVED"
+            say(f"[{done}/{len(mutants)}] {mark} line {mutant.line}: {mutant.key}")
+        elif done % 50 == 0:
+            say(f"[{done}/{len(mutants)}]")
     return alive
+
+
+class Watch:
+    """Ends mutants that sleep for ever. Time while this process itself is stopped, or gets no CPU,
+    counts as one second at most: a paused run kills nobody."""
+
+    def __init__(self) -> None:
+        self.awake = 0.0  # seconds that this process could look
+        self._last = time.monotonic()
+        self._seen: dict[int, tuple[str, float]] = {}  # process -> CPU ticks, since when awake
+
+    def look(self, running: Iterable[int]) -> None:
+        now = time.monotonic()
+        self.awake += min(now - self._last, 1.0)
+        self._last = now
+        for pid in running:
+            with contextlib.suppress(OSError):  # it ended just now
+                ticks = " ".join(Path(f"/proc/{pid}/stat").read_text().split()[13:15])
+                seen, since = self._seen.get(pid, ("", 0.0))
+                if seen != ticks:
+                    self._seen[pid] = (ticks, self.awake)
+                elif self.awake - since > ASLEEP:
+                    os.kill(pid, signal.SIGKILL)
 
 
 def main() -> None:
@@ -167,12 +188,18 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="a sample: each k-th mutant only")
     parser.add_argument("--list", action="store_true", help="print the mutants, run nothing")
     parser.add_argument("--only", help="only mutants whose name contains this text")
+    parser.add_argument("--named-in", type=Path, metavar="FILE",
+                        help="only mutants that end a line of this file, say an earlier run's")
     args = parser.parse_args()
     os.chdir(ROOT)
     modules = args.module or sorted(
         path.stem for path in CORE.glob("*.py") if path.stem not in SKIPPED)
     mutants = [mutant for module in modules for mutant in mutants_of(module)]
     mutants = [mutant for mutant in mutants if args.only is None or args.only in mutant.key]
+    if args.named_in:
+        lines = args.named_in.read_text().splitlines()
+        named = {line.partition(": ")[2] if " line " in line else line for line in lines}
+        mutants = [mutant for mutant in mutants if mutant.key in named]
     mutants = mutants[::args.every]
     if args.list:
         for mutant in mutants:

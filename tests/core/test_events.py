@@ -12,7 +12,7 @@ import pytest
 
 import engine.core.events
 from engine.core import LogError
-from engine.core.events import KINDS, MODES, EventLog, read_log
+from engine.core.events import KINDS, MODES, SCHEMA, EventLog, read_log
 from engine.core.replay import Replayer
 from tests.core.helpers import request, run, scheduler, submit
 
@@ -65,7 +65,7 @@ def test_every_line_has_number_time_and_a_known_kind(tmp_path):
 
 def test_the_kinds_are_those_that_the_documentation_lists():
     listed = re.findall(r"^    ([a-z_]+) {2,}", engine.core.events.__doc__, re.MULTILINE)
-    assert set(listed) == KINDS and len(listed) == len(KINDS) == 17
+    assert set(listed) == KINDS and len(listed) == len(KINDS) == 18
     assert MODES == ("real", "simulated", "replayed")
 
 
@@ -75,6 +75,7 @@ def test_a_run_with_swaps_copies_and_failures_is_read_back_whole(tmp_path):
         parent = request("p", [9, 9], 3)
         submit(one, parent, request("c", [9, 9], 3, parent=parent))
         run(one)
+        assert one.reset_prefix_cache()
         submit(one, request("a", [1] * 3, 5), request("b", [2] * 3, 5))
         one.fail(one.schedule(), "boom")
         submit(one, request("d", [1] * 3, 5), request("e", [2] * 3, 5))
@@ -82,6 +83,24 @@ def test_a_run_with_swaps_copies_and_failures_is_read_back_whole(tmp_path):
     loaded = read_log(tmp_path / "a.jsonl")
     assert loaded.problem is None and len(loaded.events) == log.num_events
     assert {event["e"] for event in loaded.events} == KINDS - {"reject", "time"}
+
+
+def test_the_schema_is_1_and_a_log_written_before_resets_were_told_is_read():
+    """Such a log tells the same as one `evict` a block; the replayed state is the same."""
+    assert SCHEMA == 1
+    log = EventLog(None, HEADER)
+    one = scheduler(6, 2, emit=log.emit)
+    submit(one, request("a", [1] * 5, 1))
+    run(one)
+    assert one.reset_prefix_cache()
+    *before, reset = log.events
+    assert (reset["e"], reset["blocks"]) == ("reset", 2)
+    told = [{"n": reset["n"] + index, "t": 0.0, "e": "evict", "block": block, "key": key}
+            for index, (block, key) in enumerate(Replayer(before).final.cached.items())]
+    old = "".join(json.dumps(line) + "\n" for line in [log.header, *before, *told])
+    loaded = read_log(io.StringIO(old))
+    assert loaded.problem is None and len(loaded.events) == len(before) + 2
+    assert Replayer(loaded.events).final == Replayer(log.events).final
 
 
 def test_times_keep_nanoseconds_and_no_more():

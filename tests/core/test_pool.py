@@ -281,7 +281,7 @@ def test_reset_empties_the_parking_place():
     assert line.reset() is True
     line.check([[]])
     assert len(line.eviction) == 0 and line.take(3) == [1, 0, 2]
-    assert [event["block"] for event in recorder.events] == [0]  # parked content has no key to tell
+    assert [(event["e"], event["blocks"]) for event in recorder.events] == [("reset", 2)]
 
 
 # --------------------------------------------------------------------------- events
@@ -297,13 +297,22 @@ def test_an_eviction_is_told_with_block_and_key_before_the_content_is_gone():
         ("evict", 1, "('r', 3)"), ("evict", 0, "01ff")]
 
 
-def test_reset_tells_each_content_it_forgets():
+def test_a_reset_is_told_once_with_the_number_of_blocks_it_empties():
     recorder = Recorder()
     told = pool(3, emit=recorder)
     cached(told, "a", "b")
+    assert told.reset() is False and recorder.events == []
     told.release([0, 1])
-    told.reset()
-    assert [(e["block"], e["key"]) for e in recorder.events] == [(0, "a"), (1, "b")]
+    assert told.reset() is True
+    assert [(e["e"], e["blocks"]) for e in recorder.events] == [("reset", 2)]
+
+
+def test_a_reset_that_finds_nothing_cached_is_not_told():
+    recorder = Recorder()
+    told = pool(3, emit=recorder)
+    told.release(told.take(2))
+    assert told.reset() is True and recorder.events == []
+    assert told.take(3) == [1, 0, 2]
 
 
 def test_key_text_is_hex_for_digests_and_the_printed_form_for_the_rest():

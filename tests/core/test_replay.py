@@ -8,7 +8,16 @@ import pytest
 
 from engine.core import LogError
 from engine.core.replay import MAX_SNAPSHOTS, SNAPSHOT_EVERY, Replayer, State
-from tests.core.helpers import request, results, run, scheduler, step, steps, submit
+from tests.core.helpers import (
+    events,
+    request,
+    results,
+    run,
+    scheduler,
+    step,
+    steps,
+    submit,
+)
 from tests.core.recorder import Recorder, StateMirror, digest, real_digest
 
 
@@ -238,6 +247,7 @@ def test_a_log_from_which_an_event_was_taken_contradicts_itself_or_shows_somethi
     ({"e": "finish", "request": "nobody", "reason": "stop"}, "KeyError 'nobody'"),
     ({"e": "copy", "request": "a", "from": 8, "to": 9}, "block 9 is not a's"),
     ({"e": "cache", "request": "a", "blocks": [0], "keys": []}, "zip"),
+    ({"e": "reset", "blocks": 1}, r"blocks \[0\] are in use"),
     ({"e": "unheard"}, "KeyError 'unheard'"),
     ({"e": "step_begin"}, "KeyError 'step'")], ids=lambda value: str(value)[:30])
 def test_an_event_that_contradicts_the_state_is_named_with_its_number(event, why):
@@ -249,6 +259,21 @@ def test_an_event_that_contradicts_the_state_is_named_with_its_number(event, why
     with pytest.raises(LogError, match=rf"event {bad['n']} \({event['e']}\) contradicts the log "
                                        rf"before it: .*({why})"):
         Replayer([*recorder.events, bad])
+
+
+def test_after_a_reset_nothing_is_cached_and_all_else_is_as_it_was():
+    recorder = Recorder()
+    one = scheduler(8, 2, emit=recorder)
+    submit(one, request("a", [1] * 5, 2))
+    run(one)
+    assert one.reset_prefix_cache()
+    submit(one, request("b", [1] * 5, 2))
+    run(one)
+    replayer = Replayer(recorder.events)
+    first, second = replayer.state_before(1), replayer.state_before(2)
+    assert len(first.cached) == 2 and second.cached == {} and second.owners == {}
+    assert second.finished == {"a": "length"}
+    assert events(recorder, "share") == [] and len(events(recorder, "reset")) == 1
 
 
 def test_a_state_can_be_advanced_event_by_event():
