@@ -103,8 +103,9 @@ class Recorder:
         loop commits it."""
         engine, requests = self.engine, batch.requests
         if batch.partial:
-            partial = batch.partial
-            requests = [r for i, r in enumerate(requests) if i not in partial]
+            requests = requests[:]
+            for index in sorted(batch.partial, reverse=True):
+                del requests[index]
         rows = len(requests)
         came = 0 if requests == self._rows else self._change(requests, ends[0])
         engine.ends.extend(ends)

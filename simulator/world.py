@@ -6,6 +6,7 @@ re-send their history). Replicas may fail; what they held goes to others, from i
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Generator, Sequence
 from random import Random
@@ -25,6 +26,7 @@ from simulator.router import Router
 from simulator.timings import FAILED, REJECTED, Live, Timings
 from simulator.workload import Closed, Workload
 
+GARBAGE_EVERY = 100_000  # objects: a run makes many that live long, and hardly a cycle
 PROGRESS_EVERY = 128  # finished requests between two calls of `on_progress`
 
 
@@ -71,10 +73,14 @@ class World:
         else:
             self.env.process(self._open_arrivals())
         most = self._bounds.max_seconds
+        often = gc.get_threshold()
+        gc.set_threshold(max(often[0], GARBAGE_EVERY), *often[1:])
         try:
             self.env.run(until=most)
         except Stopped as stop:
             self.stopped = str(stop)
+        finally:
+            gc.set_threshold(*often)
         if most is not None and self._done < len(self.workload):
             self.stopped = self.stopped or (
                 f"stopped at the bound of {most:,g} s of simulated time, with "

@@ -49,17 +49,22 @@ class BlockPool:
         if num_blocks > self.num_free:
             return None
         clean = self._clean
-        if num_blocks == 1 and clean:
-            blocks = [clean.pop()]
+        if num_blocks == 1:  # a decode's next block: worth a shorter way
+            blocks = [clean.pop()] if clean else self._evict(1)
+            self.refs[blocks[0]] = 1
         else:
             blocks = clean[:-num_blocks - 1:-1]
             del clean[len(clean) - len(blocks):]
             if len(blocks) < num_blocks:
-                victims = self.eviction.victims(num_blocks - len(blocks))
-                self._unindex(victims)
-                blocks += victims
-        self.refs.update(dict.fromkeys(blocks, 1))
+                blocks += self._evict(num_blocks - len(blocks))
+            self.refs.update(dict.fromkeys(blocks, 1))
         self.num_free -= num_blocks
+        return blocks
+
+    def _evict(self, num_blocks: int) -> list[int]:
+        """So many blocks of the eviction policy's choice, their content forgotten."""
+        blocks = self.eviction.victims(num_blocks)
+        self._unindex(blocks)
         return blocks
 
     def share(self, block: int) -> None:
@@ -150,9 +155,12 @@ class BlockPool:
     def _unindex(self, blocks: list[int]) -> None:
         """The eviction policy chose these free blocks: what they held is gone."""
         if self._parked:
-            parked = self._parked.intersection(blocks)
-            self._parked -= parked
-            blocks = [block for block in blocks if block not in parked]
+            parked = self._parked
+            known = [block for block in blocks if block not in parked]
+            parked.difference_update(blocks)
+            blocks = known
+        if not blocks:
+            return
         if self._emit is not None:
             for block in blocks:
                 self._emit("evict", block=block, key=key_text(self.keys[block]))

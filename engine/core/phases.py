@@ -63,27 +63,37 @@ class StepPhases:
     # ------------------------------------------------------------------ phase 1
     def continue_running(self, step: Step, candidates: list[Request]) -> None:
         """Give each running candidate, in order, what it can use of the budget."""
-        batch, left, grow = step.batch, step.left, self.manager.grow
-        add, starts, counts = batch.requests.append, batch.starts.append, batch.counts.append
-        preempted = batch.preempted
-        for request in tuple(candidates):
-            start, end = request.num_computed, request.num_tokens
-            # The common row: one token, into a slot that is there or to be had for the asking.
-            # (A victim of this very step owns no slot, and must not be given one.)
-            if end - start == 1 and left and (
-                    end <= request.writable or not preempted and grow(request, end)):
-                request.num_computed = end
-                left -= 1
-                add(request)
-                starts(start)
-                counts(1)
-                if end == request.writable:
-                    step.filled.append(request)
-            else:
-                step.left = left
-                self._continue_one(step, request)
-                left = step.left
-        step.left = left
+        together = self._decode_together(step, candidates)
+        for request in candidates[together:]:
+            self._continue_one(step, request)
+
+    def _decode_together(self, step: Step, candidates: list[Request]) -> int:
+        """The common rows, all at once: the first so many candidates decode one token each.
+
+        Only if budget and free blocks are there for all of them: then nobody is preempted, and
+        the order in which they are looked at makes no difference. Else nothing is done, and the
+        answer is 0.
+        """
+        wanted = [request.num_tokens - request.num_computed for request in candidates]
+        count = len(wanted) if wanted.count(1) == len(wanted) else next(
+            index for index, tokens in enumerate(wanted) if tokens != 1)
+        rows = candidates[:count]
+        room = [request.writable - request.num_tokens for request in rows]
+        growing = [request for request, slots in zip(rows, room) if slots < 0]
+        if not rows or count > step.left or len(growing) > self.manager.pool.num_free:
+            return 0
+        self.manager.grow_each(growing)
+        step.batch.requests += rows
+        step.batch.starts += [request.num_computed for request in rows]
+        step.batch.counts += [1] * count
+        step.left -= count
+        for request in rows:
+            request.num_computed = request.num_tokens
+        size = self.config.block_size
+        filled = [request for request, slots in zip(rows, room) if not slots % size]
+        step.filled += [request for request in filled if request.own_keys is None
+                        or request.num_computed <= request.num_prompt]  # see publish()
+        return count
 
     def _continue_one(self, step: Step, request: Request) -> None:
         """The uncommon row: a chunk, no budget, or no block."""

@@ -193,18 +193,18 @@ class Scheduler(StepPhases):
         if steps > 1:
             advance(self, batch, steps)
         done: list[Ending] = []
-        sampling: Sequence[int] = range(len(tokens))
-        requests = batch.requests
+        requests, results = batch.requests, list(tokens)
         if batch.partial:
-            sampling = [index for index in sampling if index not in batch.partial]
-            requests = [requests[index] for index in sampling]
-            tokens = [tokens[index] for index in sampling]
-        if stopped or batch.overlapped or not set(map(type, tokens)) <= {int}:
+            requests = requests[:]
+            for index in sorted(batch.partial, reverse=True):
+                del requests[index], results[index]
+        if stopped or batch.overlapped or not set(map(type, results)) <= {int}:
             stopped = frozenset(stopped)
-            for index, token in zip(sampling, tokens, strict=True):
-                self._commit_row(batch, index, token, stopped, done)
+            for index, token in enumerate(tokens):
+                if index not in batch.partial:
+                    self._commit_row(batch, index, token, stopped, done)
         else:
-            self._commit_tokens(requests, tokens, done)
+            self._commit_tokens(requests, results, done)
         for request, reason, error in done:
             self._finish(request, reason, error)
         return batch.ended + [request for request, _, _ in done]

@@ -55,18 +55,15 @@ def advance(scheduler: Scheduler, batch: Batch, steps: int) -> None:
     to commit(). ValueError if `steps` is more than the batch is stable for."""
     if steps > batch.stable_steps():
         raise ValueError(f"{steps} steps at once, the batch is stable for {batch.stable_steps()}")
-    manager, size = scheduler.manager, scheduler.config.block_size
     # Only growth happens on the way: output blocks have keys of their own, indexed when let go.
-    happenings: list[tuple[int, int]] = []  # (steps from now, row) of each block a row needs
+    size = scheduler.config.block_size
+    growths: list[tuple[int, int]] = []  # (steps from now, row) of each block a row needs
     for row, request in enumerate(batch.requests):
-        known, last = request.num_tokens, request.num_tokens + steps - 1
-        for full in range(-(-known // size) * size, last + 1, size):
-            if full >= len(request.block_table) * size and full + 1 <= last:
-                happenings.append((full + 1 - known, row))
-    happenings.sort()
-    for step, row in happenings:
-        grown = manager.grow(batch.requests[row], batch.starts[row] + 1 + step)
-        assert grown, "stable_steps() counted the free blocks"
+        first = request.writable - request.num_tokens + 1
+        if first < steps:
+            growths += [(later, row) for later in range(first, steps, size)]
+    growths.sort()
+    scheduler.manager.grow_each([batch.requests[row] for _, row in growths])
     for request, start in zip(batch.requests, batch.starts, strict=True):
         request.num_computed = request.num_tokens = start + steps
     scheduler.num_steps += steps - 1
