@@ -14,6 +14,7 @@ from dataclasses import dataclass
 SHORTCUT = "a shortcut: the general way after it gives the same"
 NOTHING = "with nothing to do, doing it changes nothing"
 NEVER = "the other side of this condition is never reached"
+UNREAD = "this value is never looked at"
 
 # (where, part of the change's name) -> why no test can tell the difference
 EQUIVALENT: dict[tuple[str, str], str] = {
@@ -24,6 +25,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("block_pool.BlockPool.release", "if evictable -> if True"): NOTHING,
     ("block_pool.BlockPool._unindex", "if self._parked -> if True"): NOTHING,
     ("block_pool.BlockPool._forget", "indexed != blocks -> if True"): SHORTCUT,
+    ("block_pool.BlockPool.check", "1 -> 2 in if min(self.refs.values(), default=1) < 1: (2)"):
+        "without used blocks any number of at least 1 says that all is well",
     ("block_manager.BlockManager._extend", "num_blocks > 0 -> "): NEVER,
     ("block_manager.BlockManager.publish", "full > request.num_published -> GtE"): NOTHING,
     ("block_manager.BlockManager.free", "if content -> if True"): NOTHING,
@@ -31,6 +34,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("block_manager.BlockManager.find_hit", "break -> continue"): NEVER,
     ("errors.LogError.__init__", "super().__init__(message, line) -> pass"):
         "BaseException.__new__ keeps the arguments already",
+    ("events.EventLog._give_up", "2 -> 3 in warnings.warn"): "which line a warning points at",
+    ("events.EventLog.close", "-> without not self._file.closed"):
+        "closing a closed file does nothing",
+    ("events._open", "if mode == 'rt' -> if True"): "what is written is ASCII",
+    ("events._read", "1 -> 2 in header = json.loads(next(lines, (1, ''))[1]) (2)"): UNREAD,
+    ("eviction.Lru.victims", "if not stale -> if False"): SHORTCUT,
+    ("eviction.Fifo.__init__", " in self._turns"): "only the order of ages counts",
+    ("eviction.Fifo.cached", " in self._turns"): "only the order of ages counts",
     ("intake._check_fork", "-> without ours is None"): "both or none are None: tested before",
     ("intake._check_fork", "-> without theirs is None"): "both or none are None: tested before",
     ("phases.StepPhases._add_row", "end // self.config.block_size"): NOTHING,

@@ -364,6 +364,20 @@ def test_reading_leaves_the_garbage_collector_as_it_was(good, tmp_path):
         gc.enable()
 
 
+def test_a_log_is_read_with_the_garbage_collector_at_rest(good):
+    """A list of many small dicts that is walked again and again doubles the time of reading."""
+    import gc
+
+    class Watched(io.StringIO):
+        def __next__(self):
+            asked.append(gc.isenabled())
+            return super().__next__()
+
+    asked = []
+    read_log(Watched(good.decode()))
+    assert asked[0] and not any(asked[1:]) and len(asked) > 40
+
+
 def test_a_log_that_ends_in_the_middle_still_replays(good, tmp_path):
     path = tmp_path / "half.jsonl"
     path.write_bytes(good[:len(good) * 2 // 3])

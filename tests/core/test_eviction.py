@@ -103,10 +103,12 @@ def test_fifo_counts_new_content_of_a_block_as_new():
 
 
 def test_fifo_heap_stays_small_under_a_million_hits_in_spirit():
-    pool = released("fifo", 4)
+    """Rebuilt when it holds more than 64 entries beside two a block: O(1) a hit in the mean."""
+    pool, sizes = released("fifo", 4), []
     for _ in range(400):
         touch(pool, 3)
-    assert len(pool.eviction._heap) <= 2 * 4 + 64 + 1
+        sizes.append(len(pool.eviction._heap))
+    assert max(sizes) == 2 * 4 + 64
     assert pool.take(4) == [0, 1, 2, 3]
 
 
@@ -128,11 +130,13 @@ def test_iteration_of_lru_skips_what_was_taken_out_of_the_middle():
 
 
 def test_lru_queue_stays_small_under_many_hits():
-    pool = released("lru", 4)
+    """Rebuilt when it holds more than 64 entries beside two a block: O(1) a hit in the mean."""
+    pool, sizes = released("lru", 4), []
     for _ in range(400):
-        touch(pool, 3)
-        touch(pool, 1)
-        assert len(pool.eviction._queue) <= 2 * 4 + 64 + 1
+        for block in (3, 1):
+            touch(pool, block)
+            sizes.append(len(pool.eviction._queue))
+    assert max(sizes) == 2 * 3 + 64 + 1  # one block was out when it was looked at, and came back
     assert pool.take(4) == [0, 2, 3, 1]
 
 
