@@ -96,13 +96,16 @@ def activation_bytes(config: ModelConfig, itemsize: int, step_tokens: int, num_s
     """The most that one step keeps alive, estimated from the shapes.
 
     Beside the residual stream and its normalised copy [tokens, hidden] live either q, k, v, their
-    rotated copies and the attention's output, or gate and up twice. The logits of all sequences
+    rotated copies and the attention's output, or gate and up twice (each expert's, where a token
+    has several, with a copy of the token). The logits of all sequences
     come after the layers, in the model's dtype and once more in float32, which sampling needs.
     """
     hidden = config.hidden_size
     heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
     attention = 2 * heads + config.num_attention_heads * config.head_dim
-    layer = step_tokens * (2 * hidden + max(attention, 3 * config.intermediate_size)) * itemsize
+    experts = config.num_experts_per_tok * (hidden + 3 * config.moe_intermediate_size)
+    inner = max(attention, 3 * config.intermediate_size, experts)
+    layer = step_tokens * (2 * hidden + inner) * itemsize
     head = num_seqs * config.vocab_size * (itemsize + 4) + step_tokens * hidden * itemsize
     return max(layer, head)
 

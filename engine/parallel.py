@@ -34,6 +34,7 @@ from engine.config import EngineConfig
 from engine.core.errors import ConfigError, TandemError
 from engine.hub import Follower, Hub, ParallelError, Peer
 from engine.layers.shard import Collectives, Shard
+from engine.runner.device import pick_device
 
 TIMEOUT = "TANDEM_RANK_TIMEOUT"  # seconds a rank may keep the others waiting in a step
 LOCAL = "127.0.0.1"
@@ -74,6 +75,7 @@ class Lead:
         what cannot be sent; ParallelError if a worker dies on the way."""
         self.size = config.tensor_parallel_size
         boot = _pack_boot(config, options)
+        device = pick_device(config.device, Shard(0, self.size))
         self._threads = torch.get_num_threads()
         if under_torchrun():
             peers, self.store, port = _meet_workers(self.size), _torchrun_store(), 0
@@ -87,7 +89,7 @@ class Lead:
         self._finalizer = weakref.finalize(self, _end, self.hub, self._threads)
         self.hub.send("boot", boot, port)
         self.hub.gather("hello")  # all have imported torch and are about to connect
-        self.shard = connect(self.store, 0, self.size)
+        self.shard = connect(self.store, 0, self.size, device)
 
     def minimum(self, value: int) -> int:
         """The smallest `value` of all ranks."""
@@ -105,10 +107,11 @@ def _end(hub: Hub, threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def connect(store: Any, rank: int, size: int, device: str = "cpu") -> Shard:
+def connect(store: Any, rank: int, size: int, device: torch.device) -> Shard:
     """This rank's shard, joined with the others over `store`. Returns when all have come."""
     timeout = rank_timeout()
-    if device.startswith("cuda"):
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         group: Any = dist.ProcessGroupNCCL(store, rank, size, options)

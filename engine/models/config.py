@@ -40,6 +40,12 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False  # Llama's switch: bias on q, k, v and o
     mlp_bias: bool = False
+    num_experts: int = 0  # 0: every layer is dense
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False  # the shares of a token's experts are made to add up to 1
+    decoder_sparse_step: int = 1  # every how many layers one has experts
+    mlp_only_layers: tuple[int, ...] = ()  # layers that have none
     sliding_window: int | None = None  # attention is full only below this length
     dtype: str = "float32"  # the checkpoint's own
     eos_token_ids: tuple[int, ...] = ()  # generation_config's list, else config's
@@ -86,10 +92,28 @@ def read_model_config(directory: Path) -> ModelConfig:
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
+        **_read_experts(raw, directory),
         sliding_window=raw.get("sliding_window") if raw.get("use_sliding_window", True) else None,
         dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
         eos_token_ids=_read_eos(raw, directory),
     )
+
+
+def _read_experts(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """A mixture's fields; transformers 5 says num_local_experts where the hub says num_experts."""
+    if not raw.get("num_local_experts") and not raw.get("num_experts"):
+        return {}
+    raw = {**raw, "num_experts": raw.get("num_local_experts") or raw.get("num_experts")}
+    numbers = {key: _need(raw, key, directory)
+               for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")}
+    if numbers["num_experts_per_tok"] > numbers["num_experts"]:
+        raise UnsupportedModel(f"{directory}/config.json: num_experts_per_tok="
+                               f"{numbers['num_experts_per_tok']} of {numbers['num_experts']}")
+    step = raw.get("decoder_sparse_step")
+    return {**numbers, "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
+            "decoder_sparse_step": 1 if step is None else _need(raw, "decoder_sparse_step",
+                                                                directory),
+            "mlp_only_layers": tuple(raw.get("mlp_only_layers") or ())}
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

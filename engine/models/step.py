@@ -24,4 +24,5 @@ class ModelStep:
     cos: torch.Tensor  # [tokens, 1, head_dim], model dtype
     sin: torch.Tensor
     attend: Attend
-    logits_indices: torch.Tensor  # [sampling rows] int64: the flat tokens whose logits are wanted
+    logits_indices: torch.Tensor | None  # [sampling rows] int64: the flat tokens whose logits are
+    # wanted; None: all

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from threading import RLock
 from time import perf_counter
 from typing import Any
 
-from engine.core.batch import Batch
+from engine.core.batch import Batch, RowFailed
 from engine.core.errors import RequestError
 from engine.core.events import EventLog
 from engine.core.request import Request
@@ -18,13 +19,14 @@ from engine.loop import EngineLoop, StepResult
 from engine.outputs import Delta, Timings
 from engine.parallel import Lead
 from engine.runner.model_runner import ModelRunner, StepOutput
+from engine.runner.pipeline import InFlight, Pipeline
 from engine.runner.ranks import LeadRunner, interrupts_held
 from engine.runner.session import Session
 from engine.runner.tokenizer import TextTokenizer
 
 
 class Engine:
-    """Drives the loop with a blocking executor and a wall clock.
+    """Drives the loop with an executor and a wall clock; with a pipeline, one step ahead.
 
     `submit` and `abort` may be called from any thread, and so may `step`: one thread steps at a
     time. A session's deltas go to its inbox, so several consumers can share one engine.
@@ -32,16 +34,19 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner | LeadRunner,
                  tokenizer: TextTokenizer | None, log: EventLog | None = None,
-                 lead: Lead | None = None):
+                 lead: Lead | None = None, pipeline: Pipeline | None = None):
         """`lead`: the other ranks, if the model is shared with some."""
         self.scheduler, self.runner, self.tokenizer, self.log = scheduler, runner, tokenizer, log
-        self.lead = lead
+        self.lead, self.pipeline = lead, pipeline
+        self.on_step: Callable[[Batch, StepOutput, float], None] | None = None  # hears of each
         self.loop = EngineLoop(scheduler, log, on_finish=self._on_finish)
         self.sessions: dict[str, Session] = {}  # by request id, until their consumer drops them
         self.started = perf_counter()
         self._lock = RLock()
         self._wheel: Any = None  # the loop's generator, while something is unfinished
         self._batch: Batch | None = None  # scheduled, not yet computed
+        self._flight: InFlight | None = None  # the last step that was started
+        self._before: InFlight | None = None  # and the one before that, if not handed out yet
 
     def clock(self) -> float:
         """Seconds since the engine was made."""
@@ -81,6 +86,8 @@ class Engine:
         """Finish the log and end the other ranks. Safe to call twice."""
         if self.log is not None:
             self.log.close()
+        if self.pipeline is not None:
+            self.pipeline.close()
         if self.lead is not None:
             self.lead.close()
 
@@ -100,23 +107,32 @@ class Engine:
 
     # ------------------------------------------------------------------ steps
     def step(self) -> bool:
-        """Compute one step and hand out what it brought. False if nothing is unfinished.
+        """Compute one step and hand out what it brought; with a pipeline, start one and hand out
+        what the one before brought. False if nothing is unfinished.
 
         ParallelError if a rank is lost: the engine may then only be shut down.
         """
-        with self._lock, nullcontext() if self.lead is None else interrupts_held():
+        with self._lock, interrupts_held():  # a step cut in half would move blocks twice
             if self._batch is None:
-                self._wheel = self.loop.steps(self.clock)
+                self._wheel = self.loop.steps(self.clock, ahead=self.pipeline is not None)
                 self._batch = next(self._wheel, None)
                 if self._batch is None:
                     return False
-            result = self._compute(self._batch)  # an interrupt in here: computed again next time
-            self._batch = None
-            with suppress(StopIteration):
-                self._batch = self._wheel.send(result)
-            if self._batch is None and self.log is not None:
-                self.log.flush()  # idle: whoever reads the log now finds it whole
+            self._turn(self._batch)
+            # Nobody will ask for a step that is in flight for nothing: what a stop token cut off.
+            while self._batch is not None and not self.scheduler.has_unfinished():
+                self._turn(self._batch)
             return True
+
+    def _turn(self, batch: Batch) -> None:
+        """Execute `batch`, or with a pipeline start it; tell the loop, which schedules the next."""
+        result = (self._compute(batch) if self.pipeline is None
+                  else self._advance(self.pipeline, batch))
+        self._batch = None
+        with suppress(StopIteration):
+            self._batch = self._wheel.send(result)
+        if self._batch is None:
+            self._rest()
 
     def _compute(self, batch: Batch) -> StepResult:
         started = perf_counter()
@@ -125,10 +141,40 @@ class Engine:
         except ParallelError:
             raise
         except Exception as error:  # whatever the model raises ends this step's requests only
-            return StepResult([], perf_counter() - started, {"source": "measured"},
-                              error=f"the step failed: {type(error).__name__}: {error}")
+            return _failed(error, perf_counter() - started)
+        return self._take(batch, output, perf_counter() - started)
+
+    def _advance(self, pipeline: Pipeline, batch: Batch) -> StepResult:
+        """Start `batch`; the result of the step before, if there is one."""
+        if self._flight is None or self._flight.batch is not batch:  # not started before a Ctrl-C
+            self._before, self._flight = self._flight, pipeline.start(batch, self._flight)
+        before = self._before
+        if before is None:
+            return StepResult([])
+        try:
+            output, seconds = pipeline.finish(before)
+        except Exception as error:
+            assert self._flight is not None
+            self._flight.discard()  # it stands on what has failed
+            self._before = self._flight = None
+            return _failed(error, pipeline.lap(before))
+        self._before = None
+        return self._take(before.batch, output, seconds)
+
+    def _take(self, batch: Batch, output: StepOutput, seconds: float) -> StepResult:
+        output = _within(output, self.runner.config.vocab_size)
         stopped = self._hand_out(batch, output)
-        return StepResult(output.tokens, perf_counter() - started, {"source": "measured"}, stopped)
+        if self.on_step is not None:
+            self.on_step(batch, output, seconds)
+        return StepResult(output.tokens, seconds, {"source": "measured"}, stopped)
+
+    def _rest(self) -> None:
+        """Nothing is unfinished."""
+        if self._flight is not None:  # it had no rows
+            self._flight.discard()
+            self._flight = None
+        if self.log is not None:
+            self.log.flush()  # whoever reads the log now finds it whole
 
     def _hand_out(self, batch: Batch, output: StepOutput) -> tuple[str, ...]:
         """Give each sampled token to its session; ids of those whose text is complete by it."""
@@ -153,3 +199,19 @@ class Engine:
         last = session.inbox.pop() if session.inbox else Delta(session.owner, session.index, "", ())
         session.inbox.append(replace(last, text=last.text + text, finish_reason=reason,
                                      error=request.error))
+
+
+def _failed(error: Exception, seconds: float) -> StepResult:
+    return StepResult([], seconds, {"source": "measured"},
+                      error=f"the step failed: {type(error).__name__}: {error}")
+
+
+def _within(output: StepOutput, vocab_size: int) -> StepOutput:
+    """The output; a token that the vocabulary does not have fails its row."""
+    tokens: list[Any] = output.tokens
+    with suppress(TypeError, ValueError):  # some rows brought no token; there are no rows
+        if min(tokens) >= 0 and max(tokens) < vocab_size:
+            return output
+    return replace(output, tokens=[
+        RowFailed(f"the model returned token {token}, its vocabulary has {vocab_size}")
+        if isinstance(token, int) and not 0 <= token < vocab_size else token for token in tokens])

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from engine.attention import AttentionShape, StepInputs, make_backend
+from engine.attention.cpu_paged import CpuPaged
+from engine.attention.upload import upload
 from engine.core.batch import Batch, RowFailed
 from engine.core.errors import ConfigError
+from engine.layers.kernels import use_kernels
 from engine.layers.rope import RopeTable
 from engine.layers.shard import ALONE, Shard
 from engine.models.config import ModelConfig
 from engine.models.registry import build_model
 from engine.models.step import ModelStep
+from engine.runner.graphs import DecodeGraphs, Fill, Recorder, bucket_sizes
 from engine.runner.inputs import build_inputs, execution_order
 from engine.runner.kv_cache import KVCache
 from engine.runner.logits import SampleRow
-from engine.runner.sampler import TokenLogprobs, sample
+from engine.runner.sampler import Draw, TokenLogprobs
 from engine.weights.loader import dummy_weights, load_weights, prepare_layers
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16,
@@ -36,15 +42,52 @@ class StepOutput:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by row, where asked for
 
 
+@dataclass(slots=True)
+class Prepared:
+    """A step as the device needs it: from here on its requests may change."""
+
+    batch: Batch
+    inputs: StepInputs | None = None  # None: the batch has no rows
+    rows: list[int] = field(default_factory=list)  # batch rows that sample, in the logits' order
+    samples: list[SampleRow] = field(default_factory=list)  # one each
+    before: Prepared | None = None  # look-ahead: the step whose tokens are not known yet
+    unknown: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # flat tokens it
+    sources: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # brings; its rows
+    draw: Draw | None = None  # set by launch(), if a row samples
+
+    def read(self) -> StepOutput:
+        """Wait until the step is computed, and hand out its tokens."""
+        tokens: list[int | None | RowFailed] = [None] * len(self.batch)
+        logprobs = {}
+        if self.draw is not None:
+            samples = self.draw.read()
+            for row, token, logprob in zip(self.rows, samples.tokens, samples.logprobs,
+                                           strict=True):
+                tokens[row] = token
+                if logprob is not None:
+                    logprobs[row] = logprob
+        return StepOutput(tokens, logprobs)
+
+    def fill(self, ids: torch.Tensor) -> None:
+        """Put the tokens that the step before drew where `ids` [tokens] has none."""
+        assert self.before is not None and self.before.draw is not None
+        unknown, sources = upload((self.unknown, self.sources), ids.device)
+        ids.index_copy_(0, unknown, self.before.draw.tokens.index_select(0, sources))
+
+
 class ModelRunner:
-    """A model, its KV cache, and an attention back end. One thread."""
+    """A model, its KV cache, and an attention back end. One thread at a time.
+
+    `run(batch)` does a step from end to end. Look-ahead takes it in three: prepare_step() on the
+    host, launch() for the device, and Prepared.read(), which waits.
+    """
 
     def __init__(self, model: torch.nn.Module, config: ModelConfig, *, num_blocks: int,
                  block_size: int, max_model_len: int, dtype: torch.dtype,
                  num_cpu_blocks: int = 0, attention: str = "auto", seed: int = 0,
                  shard: Shard = ALONE, device: torch.device | str = "cpu"):
         self.model, self.config, self.shard = model, config, shard
-        self.block_size, self.seed = block_size, seed
+        self.block_size, self.seed, self.max_model_len = block_size, seed, max_model_len
         self.device = torch.device(device)
         kv_heads = kv_heads_of(config, shard)
         heads = shard.share(config.num_attention_heads, "num_attention_heads")
@@ -54,33 +97,71 @@ class ModelRunner:
                              dtype=dtype, device=self.device, num_cpu_blocks=num_cpu_blocks)
         self.attention = make_backend(attention, AttentionShape(
             heads, kv_heads, config.head_dim, block_size, dtype, self.device))
+        if isinstance(self.attention, CpuPaged):
+            use_kernels(model, self.attention.kernels)
+        self.graphs: DecodeGraphs | None = None
 
+    @torch.inference_mode()
+    def record_graphs(self, max_num_seqs: int, recorder: Recorder) -> None:
+        """Compute decode steps of up to `max_num_seqs` rows over static buffers from now on.
+        ConfigError if the recording fails."""
+        self.graphs = DecodeGraphs(
+            self.compute, self.attention, num_blocks=self.cache.num_blocks,
+            width=-(-self.max_model_len // self.block_size), sizes=bucket_sizes(max_num_seqs),
+            recorder=recorder, device=self.device)
+
+    # ------------------------------------------------------------------ a step
     def execute(self, batch: Batch) -> list[int | None | RowFailed]:
         """Compute one step: a token for each row that samples, None for partial chunks, RowFailed
         for rows that went wrong alone. An empty batch only moves blocks."""
         return self.run(batch).tokens
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> StepOutput:
         """`execute`, with the log-probabilities that rows asked for."""
-        self.move_blocks(batch)
-        tokens: list[int | None | RowFailed] = [None] * len(batch)
-        if not tokens:
-            return StepOutput(tokens)
+        step = self.prepare_step(batch)
+        self.launch(step)
+        return step.read()
+
+    def prepare_step(self, batch: Batch, before: Prepared | None = None) -> Prepared:
+        """The host's part. `before` is the step in flight, if there is one."""
+        if not len(batch):
+            return Prepared(batch)
         order, inputs = self.prepare(batch)
         rows = [row for row in order.tolist() if row not in batch.partial]
-        if not rows:
-            self.forward(inputs)
-            return StepOutput(tokens)
-        wanted = [SampleRow(batch.requests[row], batch.starts[row] + batch.counts[row])
-                  for row in rows]
-        samples = sample(self.forward(inputs), wanted, self.seed)
-        logprobs = {}
-        for row, token, logprob in zip(rows, samples.tokens, samples.logprobs, strict=True):
-            tokens[row] = token
-            if logprob is not None:
-                logprobs[row] = logprob
-        return StepOutput(tokens, logprobs)
+        step = Prepared(batch, inputs, rows, [
+            SampleRow(batch.requests[row], batch.starts[row] + batch.counts[row]) for row in rows])
+        if before is not None and before.rows:
+            self._link(step, order.tolist(), before)
+        return step
+
+    def _link(self, step: Prepared, order: list[int], before: Prepared) -> None:
+        """Find the rows whose only token is one that `before` has yet to bring."""
+        batch = step.batch
+        places = {before.batch.requests[row].seq: at for at, row in enumerate(before.rows)}
+        unknown = [(at, places[batch.requests[row].seq]) for at, row in enumerate(order)
+                   if batch.starts[row] >= len(batch.requests[row].tokens or ())]
+        if not unknown:
+            return
+        step.before = before
+        assert step.inputs is not None
+        step.unknown = step.inputs.cu_seqlens_q[[at for at, _ in unknown]].astype(np.int64)
+        step.sources = np.array([source for _, source in unknown], dtype=np.int64)
+        late = {order[at]: source for at, source in unknown}
+        step.samples = [row._replace(latest=partial(_token_of, before, late[number]))
+                        if number in late else row
+                        for number, row in zip(step.rows, step.samples, strict=True)]
+
+    @torch.inference_mode()
+    def launch(self, step: Prepared) -> None:
+        """The device's part: moves, forward pass, sampling. On CUDA it is only queued, unless a
+        parameter such as a repetition penalty must see the token of the step before."""
+        self.move_blocks(step.batch)
+        if step.inputs is None:
+            return
+        logits = self.forward(step.inputs, step.fill if step.before is not None else None)
+        if step.rows:
+            step.draw = Draw(logits, step.samples, self.seed)
+        step.before, step.samples = None, []  # or every step since the first would be kept
 
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
@@ -101,17 +182,33 @@ class ModelRunner:
         return order, build_inputs(batch, order, self.block_size)
 
     @torch.inference_mode()
-    def forward(self, inputs: StepInputs) -> torch.Tensor:
-        """Logits [sampling rows, vocabulary] in the model's dtype; all tokens' K/V are written."""
+    def forward(self, inputs: StepInputs, late: Fill | None = None) -> torch.Tensor:
+        """Logits [sampling rows, vocabulary] in the model's dtype; all tokens' K/V are written.
+        `late` puts token ids into the ids on the device that `inputs` lacks."""
+        size = None if self.graphs is None else self.graphs.size_for(inputs)
+        if self.graphs is not None and size is not None:
+            return self.graphs.run(inputs, size, late)
+        ids, positions, wanted = upload(
+            (inputs.input_ids, inputs.positions, inputs.logits_indices), self.device)
+        if late is not None:
+            late(ids)
         plan = self.attention.plan(inputs, self.cache.num_blocks)
-        layers, attend = self.cache.layers, self.attention.attend
-        cos, sin = self.rope.at(self._move(inputs.positions))
-        step = ModelStep(cos, sin, lambda layer, q, k, v: attend(plan, q, k, v, *layers[layer]),
-                         self._move(inputs.logits_indices))
-        return self.model(self._move(inputs.input_ids), step)
+        return self.compute(ids, positions, plan, wanted)
 
-    def _move(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(values).to(self.device)
+    def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: Any,
+                wanted: torch.Tensor | None = None) -> torch.Tensor:
+        """The model's forward pass over device tensors; logits of the tokens `wanted` (all)."""
+        layers, attention = self.cache.layers, self.attention
+        cos, sin = self.rope.at(positions)
+        step = ModelStep(cos, sin, lambda layer, q, k, v: attention.attend(plan, q, k, v,
+                                                                           *layers[layer]), wanted)
+        return self.model(ids, step)
+
+
+def _token_of(step: Prepared, source: int) -> int:
+    """The token that row `source` of a launched step draws; waits for it."""
+    assert step.draw is not None
+    return int(step.draw.tokens[source])
 
 
 def kv_heads_of(config: ModelConfig, shard: Shard) -> int:
@@ -121,12 +218,14 @@ def kv_heads_of(config: ModelConfig, shard: Shard) -> int:
 
 
 def load_model(config: ModelConfig, directory: Path, dtype: torch.dtype, *,
-               shard: Shard = ALONE, load_format: str = "auto") -> torch.nn.Module:
+               shard: Shard = ALONE, load_format: str = "auto",
+               device: torch.device | str = "cpu") -> torch.nn.Module:
     """The model with its weights, ready to run. `load_format` "dummy" takes random weights.
 
     UnsupportedModel or WeightsError, naming what is wrong with the directory.
     """
-    model = build_model(config, shard, dtype).eval()
+    with torch.device(device):  # each tensor is read straight into its place there
+        model = build_model(config, shard, dtype).eval()
     with torch.no_grad():
         if load_format == "dummy":
             dummy_weights(model)
@@ -134,6 +233,13 @@ def load_model(config: ModelConfig, directory: Path, dtype: torch.dtype, *,
             load_weights(model, directory)
         prepare_layers(model)
     return model
+
+
+def compile_layers(model: torch.nn.Module) -> None:
+    """Let torch.compile fuse what lies between the attentions, layer by layer. The first steps of a
+    new shape take longer."""
+    for layer in model.model.layers:  # type: ignore[union-attr]
+        layer.forward = torch.compile(layer.forward, dynamic=True)
 
 
 def parse_dtype(name: str, checkpoint: str, device: str = "cpu") -> torch.dtype:

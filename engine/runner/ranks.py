@@ -31,7 +31,9 @@ from engine.core.errors import TandemError
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.hub import GRACE, Follower, Hub, RankLost
+from engine.layers.shard import Shard
 from engine.parallel import Lead, connect, follower_store, spawned_follower
+from engine.runner.device import pick_device
 from engine.runner.model_runner import ModelRunner, StepOutput
 
 SECONDS_TO_AGREE = 5.0  # within which all ranks must have failed, if one has
@@ -250,7 +252,8 @@ def serve(follower: Follower, model: str | None = None) -> None:
         config = replace(config, model=model)
     try:
         follower.send("hello", None)
-        shard = connect(follower_store(port), follower.rank, follower.size)
+        device = pick_device(config.device, Shard(follower.rank, follower.size))
+        shard = connect(follower_store(port), follower.rank, follower.size, device)
         scheduler, runner = build_worker(config, options, shard, follower.minimum)
     except Exception as error:
         follower.send("failed", _short(error))

@@ -61,7 +61,6 @@ class Draw:
     """
 
     def __init__(self, logits: torch.Tensor, rows: Sequence[SampleRow], engine_seed: int):
-        self.rows = rows
         logits = logits if logits.dtype == torch.float64 else logits.float()
         raw = _keep_raw(logits, rows)
         adjust_logits(logits, rows)

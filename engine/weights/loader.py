@@ -47,7 +47,7 @@ def load_weights(model: nn.Module, directory: Path) -> None:
 
 def dummy_weights(model: nn.Module, seed: int = 0) -> None:
     """Small random weights instead of a checkpoint's, for timing: the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         if parameter.dim() == 1 and "norm" in name:
             parameter.fill_(1.0)

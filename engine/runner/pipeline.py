@@ -1,0 +1,80 @@
+"""Look-ahead: a step is started while the one before is still being computed.
+
+On CUDA a start only queues work, so there is nothing to do but to wait for the right step. A CPU
+computes in the thread that asks, so there the steps run in a thread of their own.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from time import perf_counter
+
+from engine.core.batch import Batch
+from engine.runner.model_runner import ModelRunner, Prepared, StepOutput
+
+
+class InFlight:
+    """A started step. `finish()` gives its output, or raises what went wrong in it."""
+
+    def __init__(self, batch: Batch):
+        self.batch = batch
+        self.started = perf_counter()
+        self.prepared: Prepared | None = None
+        self.launched: Future[None] | None = None
+        self.error: Exception | None = None
+
+    def finish(self) -> StepOutput:
+        """Wait for the step. May be called again, as after an interrupt."""
+        if self.launched is not None:
+            self.launched.result()
+        if self.error is not None:
+            raise self.error
+        assert self.prepared is not None
+        return self.prepared.read()
+
+    def discard(self) -> None:
+        """Wait until it has stopped writing; whatever it brought is not wanted."""
+        with suppress(Exception):
+            self.finish()
+
+
+class Pipeline:
+    """Starts steps of one runner, in order; at most two are in flight."""
+
+    def __init__(self, runner: ModelRunner):
+        self.runner = runner
+        self.last_finish = 0.0
+        self._thread = (ThreadPoolExecutor(1, thread_name_prefix="tandem-step")
+                        if runner.device.type == "cpu" else None)
+
+    def start(self, batch: Batch, before: InFlight | None) -> InFlight:
+        """Never raises for a step that goes wrong: finish() does."""
+        flight = InFlight(batch)
+        try:
+            if before is not None and before.error is not None:
+                raise before.error  # it lacks the tokens of the one before
+            flight.prepared = self.runner.prepare_step(
+                batch, None if before is None else before.prepared)
+            if self._thread is None:
+                self.runner.launch(flight.prepared)
+            else:
+                flight.launched = self._thread.submit(self.runner.launch, flight.prepared)
+        except Exception as error:
+            flight.error = error
+        return flight
+
+    def finish(self, flight: InFlight) -> tuple[StepOutput, float]:
+        """The step's output, and the seconds that only it took: since it started, or since the one
+        before was finished, so that all steps' seconds add up to the time that went by."""
+        output = flight.finish()
+        return output, self.lap(flight)
+
+    def lap(self, flight: InFlight) -> float:
+        begin, self.last_finish = max(flight.started, self.last_finish), perf_counter()
+        return self.last_finish - begin
+
+    def close(self) -> None:
+        """End the thread, once it is done with what it has."""
+        if self._thread is not None:
+            self._thread.shutdown()
