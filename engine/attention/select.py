@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -21,6 +22,7 @@ class Entry:
 BACKENDS = {  # best first
     "flash": Entry("engine.attention.flash", "FlashPaged"),
     "triton": Entry("engine.attention.triton_paged", "TritonPaged", "triton"),
+    "cpu": Entry("engine.attention.cpu_paged", "CpuPaged"),
     "torch": Entry("engine.attention.torch_paged", "TorchPaged"),
 }
 
@@ -47,8 +49,20 @@ def choose(name: str, shape: AttentionShape) -> str:
                               f"auto, {_describe(others)}")
         return name
     if shape.device.type != "cuda":  # what is made for CUDA could only be interpreted here
-        return "torch"
+        return _choose_on_cpu(shape)
     return next(name for name, reason in availability(shape).items() if reason is None)
+
+
+def _choose_on_cpu(shape: AttentionShape) -> str:
+    """Compiled kernels, or PyTorch alone: with one line if only the machine is in the way."""
+    from engine.attention.cpu_paged import unfit
+    reason = _why_not(BACKENDS["cpu"], shape)
+    if reason is None:
+        return "cpu"
+    if unfit(shape) is None:
+        warnings.warn(f"compiled attention cannot be had here: {reason}; the 'torch' back end "
+                      f"computes the same, slower", stacklevel=4)
+    return "torch"
 
 
 def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.layers.kernels import LayerKernels
 from engine.layers.linear import ColumnLinear, RowLinear
 from engine.layers.shard import Shard
 
@@ -20,7 +21,15 @@ class GatedMLP(nn.Module):
             hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}, shard,
             dtype, bias)
         self.down_proj = RowLinear(intermediate_size, hidden_size, shard, dtype, bias)
+        self.kernels: LayerKernels | None = None
+
+    def use_kernels(self, kernels: LayerKernels) -> None:
+        width = sum(self.gate_up_proj.parts.values()) // 2
+        self.kernels = kernels if kernels.fits(width) else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)  # [tokens, intermediate / ranks] each
+        gate_up = self.gate_up_proj(x)  # [tokens, 2 intermediate / ranks]
+        if self.kernels is not None:
+            return self.down_proj(self.kernels.silu_mul(gate_up))
+        gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(F.silu(gate).mul_(up))

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from engine.layers.kernels import LayerKernels
 from engine.models.config import ModelConfig
 from engine.weights.errors import UnsupportedModel
 
@@ -33,8 +34,12 @@ class RopeTable:
         return self.cos.index_select(0, positions), self.sin.index_select(0, positions)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """`x` [tokens, heads, head_dim] turned by its tokens' angles; the halves are the pairs."""
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+           kernels: LayerKernels | None = None) -> torch.Tensor:
+    """`x` [tokens, heads, head_dim] turned by its tokens' angles; the halves are the pairs. With
+    `kernels`, which must fit head_dim / 2, in place."""
+    if kernels is not None:
+        return kernels.rotate(x, cos, sin)
     half = x.shape[-1] // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
     return torch.addcmul(x * cos, swapped, sin)

@@ -45,6 +45,11 @@ def _torch(shape: AttentionShape) -> AttentionBackend:
     return TorchPaged(shape)
 
 
+def _cpu(shape: AttentionShape) -> AttentionBackend:
+    from engine.attention.cpu_paged import CpuPaged
+    return CpuPaged(shape)
+
+
 def _triton(shape: AttentionShape) -> AttentionBackend:
     from engine.attention.triton_paged import TritonPaged
     return TritonPaged(shape)
@@ -73,9 +78,12 @@ def interpreted() -> bool:
 def on_cpu() -> list[Subject]:
     """What the main test process runs. Triton's interpreter is a switch of the whole process, so a
     process has either this list or interpreted_ones()."""
+    from engine.attention import cpu_build
     from engine.attention.flash import Library
+    compiled = [Subject("cpu", _cpu, SINGLE + (torch.bfloat16,))]
     return [
         Subject("torch", _torch, DOUBLE + SINGLE + HALF),
+        *(compiled if cpu_build.why_not() is None else []),
         Subject("flash 2 stand-in", _flash(Library(2, FlashAttn2)), HALF, page=256),
         Subject("flash 3 stand-in", _flash(Library(3, FlashAttn3)), HALF),
     ]

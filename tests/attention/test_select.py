@@ -25,9 +25,26 @@ def reasons(monkeypatch):
     return set_them
 
 
-def test_auto_takes_torch_on_a_cpu():
-    assert choose("auto", shape_on("cpu")) == "torch"
-    assert make_backend("auto", shape_on("cpu")).name == "torch"
+def test_auto_takes_compiled_kernels_on_a_cpu(reasons):
+    reasons()
+    assert choose("auto", shape_on("cpu")) == "cpu"
+
+
+def test_auto_falls_back_to_torch_on_a_cpu_with_one_line(reasons):
+    reasons(cpu="no C++ compiler is installed")
+    with pytest.warns(UserWarning) as caught:
+        assert make_backend("auto", shape_on("cpu")).name == "torch"
+    assert [str(warning.message) for warning in caught] == [
+        "compiled attention cannot be had here: no C++ compiler is installed; the 'torch' back end "
+        "computes the same, slower"]
+
+
+def test_auto_says_nothing_where_the_kernels_were_never_meant_to_serve(recwarn):
+    assert choose("auto", shape_on("cpu", dtype=torch.float64)) == "torch"
+    assert choose("auto", shape_on("cpu", head_dim=12)) == "torch"
+    assert not recwarn.list
+    with pytest.raises(ConfigError, match="knows float32 and bfloat16, not float64"):
+        make_backend("cpu", shape_on("cpu", dtype=torch.float64))
 
 
 def test_auto_takes_the_best_that_can_on_cuda(reasons):
@@ -35,17 +52,18 @@ def test_auto_takes_the_best_that_can_on_cuda(reasons):
     assert choose("auto", shape_on("cuda")) == "flash"
     reasons(flash="flash-attn is not installed")
     assert choose("auto", shape_on("cuda")) == "triton"
-    reasons(flash="flash-attn is not installed", triton="the package triton is not installed")
+    reasons(flash="flash-attn is not installed", triton="the package triton is not installed",
+            cpu="computes on the CPU, not on cuda")
     assert choose("auto", shape_on("cuda")) == "torch"
 
 
 def test_unknown_name_lists_the_known_ones_with_why_each_cannot_be_used(reasons):
-    reasons(flash="flash-attn is not installed")
+    reasons(flash="flash-attn is not installed", cpu="computes on the CPU, not on cuda")
     with pytest.raises(ConfigError) as error:
         choose("flashinfer", shape_on("cuda"))
     assert str(error.value) == (
         "attention back end 'flashinfer' is not known; known: auto, flash (not here: flash-attn is "
-        "not installed), triton, torch")
+        "not installed), triton, cpu (not here: computes on the CPU, not on cuda), torch")
 
 
 def test_known_name_that_cannot_be_used_says_why_and_what_can():
