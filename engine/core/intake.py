@@ -26,6 +26,9 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
         raise RequestError(
             f"request {name}: the prompt has {prompt} tokens and needs room for 1 more, but "
             f"max_model_len is {longest}: shorten it to {longest - 1} or raise max_model_len")
+    if type(request.num_received) is not int or not 0 <= request.num_received < prompt:
+        raise RequestError(f"request {name}: received={request.num_received!r} must be a whole "
+                           f"number from 0 to {prompt - 1}: the last token is always computed here")
     _check_content(request)
     if request.parent is not None:
         _check_fork(request, request.parent)
@@ -83,6 +86,8 @@ def arrival_fields(request: Request) -> dict[str, Any]:
         event["deadline"] = request.deadline
     if request.cache_salt:
         event["salt"] = request.cache_salt
+    if request.num_received:
+        event["received"] = request.num_received
     if request.parent is not None:
         event["parent"] = request.parent.id
     return event

@@ -157,7 +157,7 @@ class StepPhases:
             victim.status = SWAPPED
             self.swapped.append(victim)
         else:
-            victim.num_computed = 0
+            victim.num_computed = victim.num_received = 0  # what it had received is lost as well
             victim.status = WAITING
             self.waiting.push(victim)
         victim.num_preemptions += 1
@@ -224,7 +224,7 @@ class StepPhases:
             return self._admit_fork(step, request, parent)
         manager, config = self.manager, self.config
         hit = manager.find_hit(request)
-        cached = len(hit) * config.block_size
+        cached = max(len(hit) * config.block_size, request.num_received)
         count = self._chunk(request, request.num_tokens - cached, step.left)
         refused = self.batching.refuses(self, request, hit)
         if refused is not None:
@@ -236,7 +236,9 @@ class StepPhases:
             return self._block(request, "blocks", need, have)
         manager.admit(request, hit, cached + count)
         request.num_computed = cached
-        self._count_hit(request, cached)
+        self._count_hit(request, len(hit) * config.block_size)
+        if request.num_received and self._emit is not None:
+            self._emit("share", request=request.id, blocks=[], tokens=cached, source="received")
         self._consider(request, "admitted", "ok", need, have)
         self.waiting.pop()
         self._start(step, request, count)

@@ -116,15 +116,16 @@ class Request:
         "id", "seq", "params", "priority", "arrival_time", "deadline", "cache_salt", "parent",
         "children", "tokens", "keys", "own_keys", "num_prompt", "num_tokens", "num_computed",
         "limit", "stop_ids", "status", "finish_reason", "error", "block_table", "cpu_table",
-        "writable", "num_published", "num_hit", "num_preemptions", "user",
+        "writable", "num_published", "num_hit", "num_received", "num_preemptions", "user",
     )
 
     def __init__(self, request_id: str, prompt: Sequence[int] | int, params: SamplingParams, *,
                  eos_ids: Sequence[int] = (), priority: int = 0, arrival_time: float = 0.0,
                  deadline: float | None = None, cache_salt: str = "",
                  keys: Sequence[Any] | None = None, parent: Request | None = None,
-                 user: Any = None):
-        """`prompt` is the token ids, or just their number for a simulated request."""
+                 received: int = 0, user: Any = None):
+        """`prompt` is the token ids, or just their number for a simulated request. K/V of its first
+        `received` tokens was computed by another engine and comes with it."""
         self.id = request_id
         self.seq = -1  # set once at intake: the place in line; ties of every policy end here
         self.params = params
@@ -152,6 +153,7 @@ class Request:
         self.writable = 0  # token slots in its blocks
         self.num_published = 0  # full blocks whose content is in the index
         self.num_hit = 0  # prompt tokens found in the prefix cache at first admission
+        self.num_received = received  # prompt tokens whose K/V comes with it; 0 once it is lost
         self.num_preemptions = 0
         self.user = user  # the caller's own, never read here
 
