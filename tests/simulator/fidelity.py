@@ -1,33 +1,37 @@
-"""How true the simulator is on this machine: `python tests/simulator/fidelity.py`.
+"""How true the simulator is on this machine: `python tests/simulator/fidelity.py STEP --folder F`.
 
 Real CPU runs of the engine, arrivals by a wall clock. A machine is calibrated on six of them; six
-others (other rates, lengths, chunk sizes, policies) are predicted, and policies are ranked by both.
-Prints the table of the README and writes fidelity.json. Run it on an otherwise idle machine.
+others (other rates, lengths, chunk sizes, policies) are predicted, policies are ranked by both, and
+runs made twice show how far the machine itself is from repeating itself. Steps, each a command of
+under four minutes, to be given an otherwise idle machine:
+
+    capacity            how many requests a second this machine serves, from which rates follow
+    first, second       record c1, p1, c2, … p6: taken in turn, so that what drifts drifts for both
+    rank                records one workload under four policies
+    again               records three of the runs a second time
+    report              fits, predicts, prints the tables, writes fidelity.json and machine.toml
+    all                 one after the other
+
+A run that is recorded is not made again: delete its file, or take another folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from engine.core.events import read_log
 from engine.core.request import Request, SamplingParams
 from engine.llm import LLM
-from simulator.basis import Reference
-from simulator.calibrate import calibrate
-from simulator.compare import compare
-from simulator.fitted import Fitted, save_machine
-from simulator.hardware import load_hardware
 from simulator.lengths import parse_lengths
-from simulator.observe import observe
 from simulator.workload import Workload, poisson
 
-FIGURES = ("ttft mean", "tpot mean", "e2el mean", "output_throughput")
+BASE = {"num_kv_blocks": 2048, "max_model_len": 1024}
+MEAN_IN, MEAN_OUT = 160, 64  # tokens of the requests that capacity is told in
+PREFILL_SHARE = 0.25  # of such a request's time, to tell what others weigh
 
 
 class Plan(NamedTuple):
@@ -42,15 +46,15 @@ class Plan(NamedTuple):
 
 CALIBRATE = [
     Plan("c1", 0.3, "16:256", "16:96", {}),
-    Plan("c2", 0.7, "16:128", "16:128", {"max_num_batched_tokens": 256}),
+    Plan("c2", 0.6, "16:128", "16:128", {"max_num_batched_tokens": 256}),
     Plan("c3", 0.0, "64:512", "16:64", {"max_num_batched_tokens": 512}),
     Plan("c4", 0.0, "8:64", "32:128", {"max_num_seqs": 32}),
     Plan("c5", 0.5, "256:768", "8:64", {"max_num_batched_tokens": 128}),
-    Plan("c6", 0.1, "16:512", "16:128", {}),
+    Plan("c6", 0.15, "16:512", "16:128", {}),
 ]
 PREDICT = [
     Plan("p1", 0.5, "32:200", "32:80", {}),
-    Plan("p2", 0.8, "16:300", "16:100", {"max_num_batched_tokens": 384}),
+    Plan("p2", 0.7, "16:300", "16:100", {"max_num_batched_tokens": 384}),
     Plan("p3", 0.0, "100:400", "16:100", {"max_num_batched_tokens": 1024}),
     Plan("p4", 0.4, "200:600", "16:64", {"max_num_batched_tokens": 192}),
     Plan("p5", 0.6, "16:128", "16:128", {"batching": "prefill_first"}),
@@ -58,93 +62,103 @@ PREDICT = [
 ]
 RANKED = [Plan(f"r-{name}", 0.7, "64:384", "16:96", {"batching": name})
           for name in ("mixed", "prefill_first", "static", "reserve")]
+AGAIN = [plan._replace(name=f"{plan.name}-again") for plan in (PREDICT[0], PREDICT[2], RANKED[0])]
+IN_TURN = [plan for pair in zip(CALIBRATE, PREDICT) for plan in pair]
+STEPS = {"first": IN_TURN[:6], "second": IN_TURN[6:], "rank": RANKED, "again": AGAIN}
 
 
-def run_real(model: str, work: Workload, path: Path, settings: dict[str, Any]) -> None:
-    """Serve a workload in real time; the log goes to `path`."""
-    settings = {"num_kv_blocks": 2048, "max_model_len": 1024} | settings
-    with LLM(model, log=path, **settings) as llm:
+def seed_of(plan: Plan) -> int:
+    """Policies are ranked on one workload; a run made twice has one workload."""
+    name = plan.name.removesuffix("-again")
+    return 99 if name.startswith("r-") else [p.name for p in CALIBRATE + PREDICT].index(name)
+
+
+# --------------------------------------------------------------------------- real runs
+
+def run_real(model: str, work: Workload, path: Path | None, settings: dict[str, Any]) -> float:
+    """Serve a workload in real time; the log goes to `path`. Seconds it took."""
+    part = None if path is None else path.with_suffix(".part")
+    with LLM(model, log=part, **(BASE | settings)) as llm:
         llm.engine.started = time.perf_counter()
         feeder = threading.Thread(target=_feed, args=(llm, work), daemon=True)
         feeder.start()
         while feeder.is_alive() or llm.engine.scheduler.has_unfinished():
             if not llm.engine.step():
                 time.sleep(0.0005)
+        seconds = llm.engine.clock()
+    if path is not None and part is not None:
+        part.rename(path)
+    return seconds
 
 
 def _feed(llm: LLM, work: Workload) -> None:
     engine, vocab = llm.engine, llm.engine.runner.config.vocab_size
     for index, (at, prompt, output) in enumerate(zip(work.at, work.prompts, work.outputs)):
-        time.sleep(max(0.0, at - engine.clock()))
         tokens = [(index * 7919 + i * 104_729) % vocab for i in range(prompt)]
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
+        if (left := at - engine.clock()) > 0:
+            time.sleep(left)
         engine.submit(Request(f"q{index}", tokens, params, arrival_time=engine.clock()))
 
 
-def workload(plan: Plan, count: int, capacity: float, seed: int) -> Workload:
-    """`capacity` is requests a second of a full engine with mean lengths of 160 in, 64 out."""
-    inputs, outputs = parse_lengths(plan.inputs), parse_lengths(plan.outputs)
-    made = poisson(float("inf"), count, inputs, outputs, seed=seed)
-    if not plan.load:
-        return made
-    weight = (sum(made.prompts) / 160 / 4 + sum(made.outputs) / 64 * 3 / 4) / count
-    return poisson(plan.load * capacity / weight, count, inputs, outputs, seed=seed)
+def workload(plan: Plan, seconds: float, capacity: float) -> Workload:
+    """About `seconds` of requests at the plan's load of `capacity` (requests a second)."""
+    inputs, outputs, seed = parse_lengths(plan.inputs), parse_lengths(plan.outputs), seed_of(plan)
+    drawn = poisson(float("inf"), 200, inputs, outputs, seed=seed)
+    weight = sum(PREFILL_SHARE * prompt / MEAN_IN + (1 - PREFILL_SHARE) * output / MEAN_OUT
+                 for prompt, output in zip(drawn.prompts, drawn.outputs)) / len(drawn)
+    rate = (plan.load or 1.0) * capacity / weight
+    return poisson(rate if plan.load else float("inf"), max(12, round(rate * seconds)),
+                   inputs, outputs, seed=seed)
 
 
-def measure_capacity(model: str, folder: Path, count: int) -> float:
-    """Requests a second when 160-token prompts with 64-token answers come all at once."""
-    work = poisson(float("inf"), count, parse_lengths("160"), parse_lengths("64"))
-    begun = time.perf_counter()
-    run_real(model, work, folder / "capacity.jsonl", {})
-    return count / (time.perf_counter() - begun)
+def warm_up(model: str) -> None:
+    """Kernels compiled, files in memory, the processor awake."""
+    run_real(model, poisson(float("inf"), 8, parse_lengths("64"), parse_lengths("16")), None, {})
+
+
+def measure_capacity(model: str, folder: Path, count: int = 40) -> None:
+    """Write how many requests a second are served when they come all at once."""
+    work = poisson(float("inf"), count, parse_lengths(f"{MEAN_IN}"), parse_lengths(f"{MEAN_OUT}"))
+    capacity = count / run_real(model, work, None, {})
+    (folder / "capacity.json").write_text(json.dumps({"model": model, "capacity": capacity}))
+    print(f"capacity: {capacity:.2f} requests/s of {MEAN_IN} in, {MEAN_OUT} out", flush=True)
+
+
+def record(plans: list[Plan], folder: Path, seconds: float) -> None:
+    """Make the runs that are not recorded yet."""
+    known = json.loads((folder / "capacity.json").read_text())
+    missing = [plan for plan in plans if not (folder / f"{plan.name}.jsonl").exists()]
+    if missing:
+        warm_up(known["model"])
+    for plan in missing:
+        work = workload(plan, seconds, known["capacity"])
+        took = run_real(known["model"], work, folder / f"{plan.name}.jsonl", plan.settings)
+        print(f"ran {plan.name}: {len(work)} requests in {took:.1f} s", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["capacity", *STEPS, "report", "all"])
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--requests", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=25.0, help="of arrivals, each run")
     parser.add_argument("--folder", type=Path, default=Path("fidelity"))
+    parser.add_argument("--markdown", type=Path, help="write the tables here, too")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    measure_capacity(args.model, args.folder, 4)  # warm the machine
-    capacity = measure_capacity(args.model, args.folder, max(8, args.requests // 2))
-    print(f"capacity: {capacity:.2f} requests/s of 160 in, 64 out")
-    logs = {}
-    for seed, plan in enumerate(CALIBRATE + PREDICT + RANKED):
-        path = args.folder / f"{plan.name}.jsonl"
-        same = 99 if plan in RANKED else seed  # policies are ranked on one workload
-        run_real(args.model, workload(plan, args.requests, capacity, same), path, plan.settings)
-        logs[plan.name] = read_log(path)
-        print(f"ran {plan.name}", flush=True)
-    report(args.folder, logs)
-
-
-def report(folder: Path, logs: dict[str, Any]) -> None:
-    """Calibrate, predict, rank; print the tables."""
-    runs = [observe(logs[plan.name], plan.name) for plan in CALIBRATE]
-    fit = calibrate(runs, "this machine", Reference(0.44, 36.0), hold_out=0.0)
-    save_machine(fit.machine, folder / "machine.toml")
-    print(f"calibrated on {fit.trained.steps} steps: mean error {fit.trained.mape:.1%}, "
-          f"total time {fit.trained.bias:+.1%}\n")
-    results = {}
-    print("| run | " + " | ".join(FIGURES) + " |\n|---|" + "---|" * len(FIGURES))
-    for plan in PREDICT + RANKED:
-        result = compare(logs[plan.name], plan.name, load_hardware("l4"),
-                         lambda model, size: Fitted(fit.machine, model, block_size=size))
-        figures = {f.name: (f.real, f.simulated, f.error) for f in result.figures}
-        results[plan.name] = figures
-        print(f"| {plan.name} | "
-              + " | ".join(f"{figures[name][2]:+.1%}" for name in FIGURES) + " |")
-    errors = sorted(abs(results[plan.name][name][2]) for plan in PREDICT for name in FIGURES)
-    p95 = errors[round(0.95 * (len(errors) - 1))]
-    print(f"\nabsolute error of p1…p6: median {statistics.median(errors):.1%}, p95 {p95:.1%} "
-          f"(goals: 5 %, 9 %)")
-    for name in ("ttft mean", "e2el mean"):
-        orders = [sorted((plan.name for plan in RANKED), key=lambda run: results[run][name][side])
-                  for side in (0, 1)]
-        print(f"policies by {name}: real {' < '.join(orders[0])}; simulated "
-              f"{'the same' if orders[0] == orders[1] else ' < '.join(orders[1])}")
-    (folder / "fidelity.json").write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    if args.step in ("capacity", "all"):
+        warm_up(args.model)
+        measure_capacity(args.model, args.folder)
+    for step, plans in STEPS.items():
+        if args.step in (step, "all"):
+            record(plans, args.folder, args.seconds)
+    if args.step in ("report", "all"):
+        from fidelity_report import report
+        text = report(args.folder, CALIBRATE, PREDICT, RANKED, AGAIN)
+        print(text)
+        if args.markdown:
+            args.markdown.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
