@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from engine.layers.embedding import LMHead, VocabEmbedding
+from engine.layers.kernels import LayerKernels
 from engine.layers.linear import ColumnLinear, RowLinear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
@@ -35,12 +36,16 @@ class LlamaAttention(nn.Module):
                                      {"k_proj": kv_shard, "v_proj": kv_shard})
         self.o_proj = RowLinear(config.num_attention_heads * dim, config.hidden_size, shard, dtype,
                                 config.attention_bias)
+        self.kernels: LayerKernels | None = None
+
+    def use_kernels(self, kernels: LayerKernels) -> None:
+        self.kernels = kernels if kernels.fits(self.head_dim // 2) else None
 
     def forward(self, x: torch.Tensor, step: ModelStep) -> torch.Tensor:
         # [tokens, heads + 2 kv_heads, head_dim]: q, k, v side by side
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
-        qk = rotate(self.normalize(qk), step.cos, step.sin)
+        qk = rotate(self.normalize(qk), step.cos, step.sin, self.kernels)
         q, k = qk.split((self.heads, self.kv_heads), dim=1)
         return self.o_proj(step.attend(self.layer, q, k, v))
 
@@ -59,12 +64,18 @@ class LlamaLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.self_attn = self.attention_class(config, layer, shard, dtype)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, shard, dtype,
-                            config.mlp_bias)
+        self.mlp = self.make_mlp(config, layer, shard, dtype)
+
+    def make_mlp(self, config: ModelConfig, layer: int, shard: Shard,
+                 dtype: torch.dtype) -> nn.Module:
+        """The layer's feed-forward block."""
+        return GatedMLP(config.hidden_size, config.intermediate_size, shard, dtype,
+                        config.mlp_bias)
 
     def forward(self, x: torch.Tensor, step: ModelStep) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), step)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        attended = self.self_attn(self.input_layernorm(x), step)
+        normed, x = self.post_attention_layernorm(x, attended)  # of their sum, and the sum
+        return self.mlp(normed).add_(x)
 
 
 class LlamaModel(nn.Module):
@@ -82,13 +93,19 @@ class LlamaModel(nn.Module):
         x = self.embed_tokens(ids)
         for layer in self.layers:
             x = layer(x, step)
-        return self.norm(x.index_select(0, step.logits_indices))
+        wanted = step.logits_indices
+        return self.norm(x if wanted is None else x.index_select(0, wanted))
 
 
 class LlamaForCausalLM(nn.Module):
     """The whole model: logits [sampling rows, vocabulary] of the tokens that `step` asks for."""
 
     layer_class: type[LlamaLayer] = LlamaLayer
+
+    @property
+    def why_no_graphs(self) -> str | None:
+        """What keeps decode steps out of CUDA graphs; None: nothing does."""
+        return None
 
     def __init__(self, config: ModelConfig, shard: Shard, dtype: torch.dtype):
         super().__init__()

@@ -9,6 +9,7 @@ from engine.models.config import ModelConfig
 from engine.models.llama import LlamaForCausalLM
 from engine.models.qwen2 import Qwen2ForCausalLM
 from engine.models.qwen3 import Qwen3ForCausalLM
+from engine.models.qwen3_moe import Qwen3MoeForCausalLM
 from engine.weights.errors import UnsupportedModel
 
 MODELS: dict[str, type[LlamaForCausalLM]] = {
@@ -16,6 +17,7 @@ MODELS: dict[str, type[LlamaForCausalLM]] = {
     "MistralForCausalLM": LlamaForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
+    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
 }
 
 
@@ -34,6 +36,6 @@ def build_model(config: ModelConfig, shard: Shard, dtype: torch.dtype) -> LlamaF
 
 def check_split(config: ModelConfig, shard: Shard) -> None:
     """ConfigError, naming what cannot be split evenly, if the ranks cannot share this model."""
-    for what in ("num_attention_heads", "intermediate_size"):
+    for what in ("num_attention_heads", "intermediate_size", "moe_intermediate_size"):
         shard.share(getattr(config, what), what)
     shard.of_kv_heads(config.num_key_value_heads)

@@ -12,6 +12,7 @@ from engine.core.errors import ConfigError
 from engine.core.request import Request, SamplingParams
 from engine.llm import LLM
 from engine.models.config import read_model_config
+from engine.runner.graphs import EagerRecorder
 from engine.verify.faults import plant
 from engine.verify.probe import Divergence, NearTie, Probe
 from engine.verify.reference import Reference, VerifyError
@@ -55,7 +56,8 @@ def verify(model: str, *, num_prompts: int = 6, num_outputs: int = 10, seed: int
            fault: str | None = None) -> Report:
     """Compare the engine with transformers, or find a planted fault.
 
-    Prompts come in chunks, two of them share a prefix, and decodes cross block borders. Stops after
+    Prompts come in chunks, two of them share a prefix, decodes cross block borders and run as CUDA
+    graphs do: over static buffers, with padding rows. Stops after
     the first step that diverges. ConfigError or VerifyError if there is nothing to compare.
     """
     if dtype not in TOLERANCES:
@@ -72,8 +74,11 @@ def verify(model: str, *, num_prompts: int = 6, num_outputs: int = 10, seed: int
     reference = Reference(directory, getattr(torch, dtype), prompts, num_outputs)
     with LLM(model, dtype=dtype, attention=attention, block_size=block_size, max_model_len=longest,
              num_kv_blocks=num_prompts * -(-longest // block_size) + 1,
-             max_num_batched_tokens=max(longest, 6 * block_size),
-             long_prefill_token_threshold=3 * block_size) as llm:
+             max_num_batched_tokens=max(longest, 6 * block_size), enforce_eager=True,
+             long_prefill_token_threshold=3 * block_size, overlap=False) as llm:
+        # Decodes go over a graph's static buffers, replayed eagerly: a real graph shows nobody
+        # what is computed in it.
+        llm.engine.runner.record_graphs(num_prompts, EagerRecorder())
         blocks = llm.engine.runner.cache.device_blocks
         blocks[:, :, :llm.engine.scheduler.config.num_blocks] = float("nan")  # unwritten slots show
         place = None if fault is None else plant(llm.engine, fault)

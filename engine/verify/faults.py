@@ -54,8 +54,7 @@ def _middle(runner: Any) -> Any:
 
 def _need(part: Any, what: str, runner: Any) -> Any:
     if part is None:
-        raise ConfigError(f"{runner.config.name} has no {what} to leave out: choose another fault "
-                          f"or model")
+        raise ConfigError(f"{runner.config.name} has no {what}: choose another fault or model")
     return part
 
 
@@ -82,7 +81,19 @@ def _qkv_order(runner: Any) -> None:
 def _gate_up(runner: Any) -> None:
     def swap(module: nn.Module, args: Any, out: torch.Tensor) -> torch.Tensor:
         return torch.cat(out.chunk(2, dim=-1)[::-1], dim=-1)
-    _middle(runner).mlp.gate_up_proj.register_forward_hook(swap)
+    _need(getattr(_middle(runner).mlp, "gate_up_proj", None), "dense block in its middle layer",
+          runner).register_forward_hook(swap)
+
+
+def _expert_shares(runner: Any) -> None:
+    gate = _need(getattr(_middle(runner).mlp, "gate", None), "experts in its middle layer", runner)
+    gate.normed = not gate.normed
+
+
+def _expert_order(runner: Any) -> None:
+    experts = _need(getattr(_middle(runner).mlp, "experts", None), "experts in its middle layer",
+                    runner)
+    experts.down.data = experts.down.data.roll(1, 0)
 
 
 def _residual(runner: Any) -> None:
@@ -164,17 +175,16 @@ def _slot_border(runner: Any) -> None:
 
 
 def _stale_row(runner: Any) -> None:
-    """The last row of a static buffer keeps the token of the step before."""
-    before: dict[str, np.ndarray] = {}
+    """The last row of a graph's static buffer is not written: it keeps what was there before."""
+    buffers = _need(runner.graphs, "decode steps over static buffers", runner).buffers
+    inner = buffers.fill
 
-    def change(inputs: StepInputs) -> StepInputs:
-        ids = inputs.input_ids.copy()
-        only_decodes = len(ids) == len(inputs.seqlens_k)
-        if only_decodes and "ids" in before and len(before["ids"]) == len(ids):
-            ids[-1] = before["ids"][-1]
-        before["ids"] = inputs.input_ids
-        return replace(inputs, input_ids=ids)
-    _change_inputs(runner, change)
+    def fill(inputs: StepInputs, size: int, late: Any = None) -> None:
+        row = len(inputs.input_ids) - 1
+        before = buffers.input_ids[row].clone()
+        inner(inputs, size, late)
+        buffers.input_ids[row] = before
+    buffers.fill = fill
 
 
 def _change_inputs(runner: Any, change: Change) -> None:
@@ -211,9 +221,11 @@ FAULTS = {
     "short-context": Fault("decodes miss their own token", _short_context, "layers.0.attention"),
     "attention-scale": Fault("scores not divided", _attention_scale, "layers.{layer}.attention"),
     "gate-up": Fault("gate and up packed in the wrong order", _gate_up, "layers.{layer}.mlp"),
+    "expert-shares": Fault("shares of experts normed or not", _expert_shares, "layers.{layer}.mlp"),
+    "expert-order": Fault("experts' matrices mixed up", _expert_order, "layers.{layer}.mlp"),
     "residual": Fault("a layer without its residual", _residual, "layers.{layer}.output"),
     "final-norm": Fault("the last norm left out", _final_norm, "norm"),
     "untied-head": Fault("a tied head with weights of its own", _untied_head, "logits"),
-    "stale-row": Fault("a row with the last step's token", _stale_row, "embedding"),
+    "stale-row": Fault("a graph's row with an old token", _stale_row, "embedding"),
     "sampler-order": Fault("tokens handed to the wrong rows", _sampler_order, "token"),
 }

@@ -11,11 +11,13 @@ from engine.verify.check import make_prompts, verify
 from engine.verify.faults import FAULTS
 from engine.verify.probe import Probe
 from tests.runner.cli import run  # noqa: F401  (a fixture)
+from tests.runner.tiny_models import FAMILIES
 
-MODEL_OF = {"q-bias": "qwen2"}  # faults that the tiny Qwen3 has no place for
+# Faults that the tiny Qwen3 has no place for.
+MODEL_OF = {"q-bias": "qwen2", "expert-shares": "qwen3-moe", "expert-order": "qwen3-moe"}
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-biased", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_operation_of_every_family_equals_transformers(family, checkpoint):
     report = verify(str(checkpoint(family)[0]))
     assert report.good and report.first is None and report.near_ties == []
@@ -35,7 +37,8 @@ PLACES = {
     "q-norm": "layers.2.q_norm", "q-bias": "layers.1.q_proj", "qkv-order": "layers.2.k_proj",
     "slot-border": "layers.0.k_cache", "stale-page": "layers.0.attention",
     "short-context": "layers.0.attention", "attention-scale": "layers.2.attention",
-    "gate-up": "layers.2.mlp", "residual": "layers.2.output", "final-norm": "norm",
+    "gate-up": "layers.2.mlp", "expert-shares": "layers.1.mlp", "expert-order": "layers.1.mlp",
+    "residual": "layers.2.output", "final-norm": "norm",
     "untied-head": "logits", "stale-row": "embedding", "sampler-order": "token"}
 
 
@@ -116,7 +119,7 @@ def test_a_real_fault_is_status_1(run, monkeypatch):  # noqa: F811
 
 @pytest.mark.parametrize("arguments, sentence", [
     (("--inject", "slot-bodrer"), "did you mean slot-border?"),
-    (("--inject", "q-bias"), "tiny has no bias of q, k and v to leave out"),
+    (("--inject", "q-bias"), "tiny has no bias of q, k and v: choose another"),
     (("--dtype", "bfloat16"), "too coarse to tell faults from rounding"),
     (("--prompts", "0"), "prompts=0 must be at least 1"),
     (("--model", "nix"), "model 'nix' is neither a known name")])

@@ -22,6 +22,14 @@ FAMILIES = {
                      {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 4}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"head_dim": 16, "sliding_window": None}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+                  {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 24, "norm_topk_prob": True, "mlp_only_layers": [2],
+                   "num_hidden_layers": 3}),
+    "qwen3-moe, shares not normed": (
+        "Qwen3MoeConfig", "Qwen3MoeForCausalLM",
+        {"head_dim": 16, "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+         "decoder_sparse_step": 2, "tie_word_embeddings": True, "num_hidden_layers": 4}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 16, "tie_word_embeddings": True}),
 }
 
