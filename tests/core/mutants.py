@@ -42,6 +42,10 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("eviction.Lru.victims", "if not stale -> if False"): SHORTCUT,
     ("eviction.Fifo.__init__", " in self._turns"): "only the order of ages counts",
     ("eviction.Fifo.cached", " in self._turns"): "only the order of ages counts",
+    ("insight.explain", "… if request.parent is not None -> without if"): NEVER,
+    ("insight.BlockWatch.read", " != 'e' -> without if"): UNREAD,
+    ("insight.BlockWatch.read", "'e' -> 'eX' in self.emit(event['e'], **{key: value for key, "
+                                "value in event. (2)"): UNREAD,
     ("intake._check_fork", "-> without ours is None"): "both or none are None: tested before",
     ("intake._check_fork", "-> without theirs is None"): "both or none are None: tested before",
     ("phases.StepPhases._add_row", "end // self.config.block_size"): NOTHING,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.core import RequestError
 from tests.core.helpers import (
     events,
     names,
@@ -108,6 +109,30 @@ def test_a_chunk_of_exactly_the_cap_is_not_cut():
 
 # --------------------------------------------------------------------------- admission
 
+def test_a_chunk_cap_above_the_budget_is_cut_by_the_budget():
+    """sglang-jax #1551: a chunk larger than the budget had no place to go."""
+    one = scheduler(max_num_batched_tokens=4, long_prefill_token_threshold=16)
+    submit(one, request("a", [1] * 10, 2), request("b", [2] * 6, 1))
+    assert run(one) == [[("a", 0, 4)], [("a", 4, 4)], [("a", 8, 2), ("b", 0, 2)],
+                        [("a", 10, 1), ("b", 2, 3)], [("b", 5, 1)]]
+
+
+def test_the_second_prompt_of_a_step_is_cut_to_the_budget_that_is_left():
+    """nano-vllm cut only the first one: of 16 tokens, 6 were wasted here."""
+    one = scheduler(max_num_batched_tokens=16)
+    submit(one, request("a", [1] * 10, 2), request("b", [2] * 12, 1))
+    assert run(one) == [[("a", 0, 10), ("b", 0, 6)], [("a", 10, 1), ("b", 6, 6)]]
+
+
+def test_a_freed_place_among_max_num_seqs_is_taken_in_the_next_step_and_no_other_one():
+    """SGLang #10408: one place too many, or one too few."""
+    one = scheduler(max_num_seqs=2)
+    submit(one, *(request(name, [1], count) for name, count in (("a", 1), ("b", 3), ("c", 1),
+                                                                ("d", 1))))
+    assert run(one) == [[("a", 0, 1), ("b", 0, 1)], [("b", 1, 1), ("c", 0, 1)],
+                        [("b", 2, 1), ("d", 0, 1)]]
+
+
 def test_max_num_seqs_counts_the_running_ones():
     recorder = Recorder()
     one = scheduler(max_num_seqs=2, emit=recorder)
@@ -138,9 +163,11 @@ def test_the_head_of_the_line_that_does_not_fit_is_told_and_nobody_overtakes_it(
         (0, "consider", None, "blocked", "behind", 0, 0)]
 
 
-def test_no_accepted_request_stays_at_the_head_for_ever():
-    """The largest request that submit() lets through fits as soon as the pool is empty."""
+def test_a_head_of_the_line_that_never_fits_is_refused_at_submit_and_the_largest_accepted_fits():
+    """So nobody waits behind it for ever: the largest that is let through fits an empty pool."""
     one = scheduler(3, 4)
+    with pytest.raises(RequestError, match="shorten it to 11"):
+        submit(one, request("never", [3] * 12, 1))
     submit(one, request("a", [1] * 4, 8), request("largest", [2] * 11, None))
     story = run(one)
     assert story[-1] == [("largest", 0, 11)]

@@ -7,13 +7,27 @@ their own elsewhere are only named here:
     nano-vllm #271        max_num_seqs and running ones      test_batching.py
     nano-vllm #219        same-step twins get duplicates     test_prefix.py
     nano-vllm #144        fully cached prompt of k blocks    test_prefix.py
+    nano-vllm #144        recomputed, taken for a decode     test_preemption.py
     nano-vllm #163        stale content after reallocation   test_prefix.py
     nano-vllm #217        257 tokens with block 256          test_prefix.py
+    nano-vllm #234        long prompts take no turns         test_batching.py
+    nano-vllm (read)      budget wasted behind a chunk       test_batching.py
+    nano-vllm (read)      a victim that frees nothing        test_preemption.py
+    nano-vllm (read)      shared default parameters          test_request.py
+    nano-vllm (read)      model length not enforced          test_ends.py
+    nano-vllm (read)      one block size for all engines     test_parts.py
+    mini-sglang #142      duplicates freed, still in tables  test_prefix.py
+    mini-sglang (read)    too long prompts: no answer        test_request.py
     vLLM #16445, #23683   prompt equal to max_model_len      test_request.py
     vLLM #37164           hit stolen before it was pinned    test_prefix.py
     vLLM #49097           index not moved back               test_preemption.py
     SGLang #15626         the last request cannot give way   test_preemption.py
+    SGLang #10408         one place too many or too few      test_batching.py
+    sglang-jax #1551      chunk larger than the budget       test_batching.py
     vLLM #48720           ranks decide differently           test_two_schedulers_… below
+
+Out of reach here: recurrent layers (vLLM #29387) and prompt log-probabilities (#8268) do not
+exist; sampling, text, graphs, positions and processes are the runner's, and so are their tests.
 """
 
 from __future__ import annotations

@@ -159,6 +159,16 @@ def test_a_block_without_content_that_is_taken_again_is_no_reuse():
     assert watch.reuse_gaps == [] and watch.idle_before_evict == [] and len(watch.lifetimes) == 6
 
 
+def test_a_reset_is_neither_an_eviction_nor_followed_by_a_reuse():
+    watch = BlockWatch()
+    one = scheduler(emit=watch.emit)
+    for _ in range(2):
+        submit(one, request("a", [1] * 5, 1))
+        run(one)
+        assert one.reset_prefix_cache()
+    assert watch.reuse_gaps == [] and watch.idle_before_evict == [] and watch.lifetimes == [0] * 4
+
+
 def test_holders_say_since_which_step():
     watch = BlockWatch()
     one = scheduler(emit=watch.emit)

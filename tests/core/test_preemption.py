@@ -52,6 +52,18 @@ def test_a_recomputed_request_prefills_prompt_and_output_and_loses_nothing():
     assert b.output_tokens == [10, 11, 20, 21, 21] and b.finish_reason == "length"
 
 
+def test_a_recomputed_request_is_prefilled_in_chunks_like_any_other_and_draws_once_at_their_end():
+    """nano-vllm #144: "has output, so it decodes" is wrong for a request that lost its blocks."""
+    one = scheduler(6, 2, max_num_batched_tokens=4, enable_prefix_caching=False)
+    a, b = request("a", [1] * 3, 9), request("b", [2] * 4, 6)
+    submit(one, a, b)
+    while not a.finished:
+        step(one, 5)
+    assert b.num_preemptions == 1 and b.output_tokens == [5] * 3
+    assert steps(one, 4, 6) == [[("b", 0, 4)], [("b", 4, 3)], [("b", 7, 1)], [("b", 8, 1)]]
+    assert b.output_tokens == [5, 5, 5, 6, 6, 6] and b.finish_reason == "length"
+
+
 def test_a_recomputed_request_hits_its_own_blocks_that_were_not_reused():
     recorder = Recorder()
     one = scheduler(5, 2, max_model_len=8, emit=recorder)
@@ -85,8 +97,20 @@ def test_the_last_running_request_that_needs_a_block_waits_for_none_but_itself()
                      [("b", 0, 3)]]
 
 
+def test_the_2_block_pool_lets_two_requests_take_turns_and_both_end():
+    """nano-vllm #274, #277: with 2 blocks a decode that found none ended the engine, or hung it."""
+    one = scheduler(2, 4)
+    a, b = request("a", [1] * 4, 4), request("b", [2] * 4, 4)
+    submit(one, a, b)
+    assert rows(step(one)) == [("a", 0, 4), ("b", 0, 4)]
+    batch = step(one)
+    assert names(batch.preempted) == ["b"] and rows(batch) == [("a", 4, 1)]
+    assert run(one) == [[("a", 5, 1)], [("a", 6, 1)], [("b", 0, 5)], [("b", 5, 1)], [("b", 6, 1)]]
+    assert [(mine.finish_reason, mine.num_output) for mine in (a, b)] == [("length", 4)] * 2
+
+
 def test_two_blocks_filled_by_the_prompt_and_one_decode_go_on():
-    """nano-vllm #274: a pool of 2 blocks, a prompt that fills both, one decode: it died."""
+    """The same with a prompt that fills its blocks to the last slot when its decode comes."""
     one = scheduler(3, 2, max_model_len=6)
     a, b = request("a", [1] * 4, 2), request("b", [2] * 2, 4)
     submit(one, a, b)
@@ -98,7 +122,7 @@ def test_two_blocks_filled_by_the_prompt_and_one_decode_go_on():
     assert not one.has_unfinished()
 
 
-def test_a_prompt_that_fills_the_whole_pool_is_refused_by_name_and_one_token_less_is_served():
+def test_the_2_block_pool_refuses_a_prompt_that_fills_it_by_name_and_serves_one_token_less():
     one = scheduler(2, 2)
     with pytest.raises(RequestError, match="the prompt has 4 tokens and needs room for 1 more, but "
                                            "max_model_len is 4"):
@@ -193,6 +217,22 @@ def test_a_chunk_that_needs_two_victims_takes_the_latest_first():
         (1, "preempt", "b", "recompute", 1, False)]
 
 
+def test_a_victim_gives_back_a_block_of_its_own_however_much_it_shares():
+    """nano-vllm's victims may free nothing, and the next one is taken for nothing. Here each has a
+    block of its own: neither a hit nor a fork covers the last token."""
+    one = scheduler(4, 2)
+    parent = request("p", [1] * 5, 3)
+    child = request("c", [1] * 5, 3, parent=parent)
+    submit(one, parent, child)
+    assert steps(one, 2) == [[("p", 0, 5)], [("p", 5, 1), ("c", 4, 1)]]
+    assert child.block_table == [*parent.block_table[:2], 3]
+    batch = step(one)
+    assert names(batch.preempted) == ["c"] and rows(batch) == [("p", 6, 1)]
+    assert parent.finish_reason == "length"
+    run(one)
+    assert child.num_output == 3
+
+
 def test_victims_of_two_requests_in_one_step_go_worst_first():
     one = scheduler(6, 1, max_num_batched_tokens=5, order="priority", enable_prefix_caching=False,
                     full_sequence_must_fit=False, long_prefill_token_threshold=2)
@@ -278,7 +318,7 @@ def test_a_swapped_in_requests_full_blocks_are_shared_again():
     assert rows(step(one)) == [("b", 5, 1), ("twin", 2, 1)]
 
 
-def test_a_request_swapped_out_and_aborted_gives_its_cpu_blocks_back():
+def test_abort_while_swapped_gives_its_cpu_blocks_back():
     one = swapping()
     b = request("b", [2] * 3, 4)
     submit(one, request("a", [1] * 3, 4), b)

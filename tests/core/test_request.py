@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from engine.core import ConfigError, Request, RequestError, RequestStatus, SamplingParams
@@ -65,6 +67,15 @@ def test_values_of_the_wrong_type_are_refused_by_name(fields, rule):
 def test_a_priority_that_is_no_whole_number_is_refused_at_submit(priority):
     with pytest.raises(RequestError, match="request r: priority=.* must be a whole number"):
         scheduler().submit(request("r", [1], priority=priority))
+
+
+def test_parameters_cannot_be_changed_and_so_may_be_shared():
+    """nano-vllm's default parameters were one object that any caller could change for all."""
+    shared = SamplingParams(max_tokens=3)
+    a, b = Request("a", [1], shared), Request("b", [1], shared)
+    with pytest.raises(FrozenInstanceError):
+        a.params.max_tokens = 9
+    assert b.params.max_tokens == 3 and a.children is not b.children
 
 
 def test_max_tokens_0_is_refused_and_says_why():
