@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import typer
 
 from simulator.commands.bench import bench
 from simulator.commands.calibrate import calibrate
 from simulator.commands.capacity import capacity
+from simulator.commands.common import usage_sentence
 from simulator.commands.compare import compare
 from simulator.commands.export import export
 from simulator.commands.policies import policies
@@ -27,10 +30,22 @@ app.command()(policies)
 app.command()(bench)
 
 
-def main() -> None:
-    """Entry point of the console script and of `python -m simulator`."""
-    app(prog_name="python -m simulator")
+def main() -> int:
+    """The exit status: 0, 1 where a run says no, 2 with one sentence for a mistake, 130 if
+    interrupted."""
+    try:
+        status = app(prog_name="python -m simulator", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        sentence = usage_sentence(error)
+        if sentence is None:
+            raise
+        print(sentence, file=sys.stderr)
+        return 2
+    return status if isinstance(status, int) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,6 +17,7 @@ from engine.core.scheduler import Scheduler
 from engine.loop import EngineLoop
 from simulator.bounds import Bounds, Divergence, find_divergence
 from simulator.cost import CostModel, Roofline
+from simulator.disagg import Split, SplitWorld, Transfers
 from simulator.hardware import Hardware, kv_blocks, list_hardware, load_hardware
 from simulator.metrics import Metrics, compute_metrics, metrics_from_log
 from simulator.modelspec import ModelSpec, list_models, load_model
@@ -47,6 +48,14 @@ class Simulation:
     divergence: Divergence | None = None  # the queue grew for as long as requests arrived
     logs: list[list[dict[str, Any]]] = field(default_factory=list)  # kept events of each replica
     log_paths: list[Path] = field(default_factory=list)  # the files instead, one a replica
+    transfers: Transfers | None = None  # K/V between prefill and decode replicas
+
+    def as_json(self) -> dict[str, Any]:
+        """The figures by vLLM's keys, and the transfers where there are some."""
+        figures = self.metrics.as_json()
+        if self.transfers is not None:
+            figures |= self.transfers.as_json(self.metrics.duration)
+        return figures
 
 
 def engine_config(model: ModelSpec, hardware: Hardware, *, tp: int = 1,
@@ -84,6 +93,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
              parts: Mapping[str, Any] | None = None,
              slo: Mapping[str, float] | None = None, client_seconds: float = 0.0,
              bounds: Bounds | None = None, failures: Sequence[tuple[int, float]] = (),
+             split: Split | None = None,
              on_progress: Callable[[int, int], None] | None = None) -> Simulation:
     """Run a workload through the engine's loop in modelled time.
 
@@ -92,11 +102,14 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     in memory. `parts` goes to Scheduler: `{"pool": factory}` and the like, called once a replica,
     is how a student's part is plugged in. `client_seconds` is added to TTFT and E2EL: what an HTTP
     client sees beyond the engine (7 to 20 ms are usual; 0 offline). `bounds` stops a run that no
-    engine could finish; `failures` are (replica, seconds) pairs. TandemError subclasses for every
-    wrong input.
+    engine could finish; `failures` are (replica, seconds) pairs. `split` sets the number of
+    replicas: some prefill, the others decode. TandemError subclasses for every wrong input.
     """
     if replicas < 1:
         raise ConfigError(f"replicas={replicas} must be at least 1")
+    if split is not None and replicas not in (1, split.replicas):
+        raise ConfigError(f"replicas={replicas}, but {split.prefill} prefill and {split.decode} "
+                          f"decode: leave replicas out")
     spec = load_model(model) if isinstance(model, str) else model
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     notes = list(workload.notes)
@@ -105,9 +118,16 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         notes += chosen
     price = cost or Roofline(spec, device, tp=tp, block_size=config.block_size, graphs=graphs)
     header = run_header("simulated", config, spec, device, seed, workload.name)
+    replicas = split.replicas if split else replicas
     make_loop, logs = _loops(config, header, log, keep_events, replicas, parts or {})
-    world = World(workload, make_loop, price, router=make_router(router, seed), replicas=replicas,
-                  bounds=bounds, failures=failures, on_progress=on_progress)
+    settings: dict[str, Any] = {"router": make_router(router, seed), "bounds": bounds,
+                                "failures": failures, "on_progress": on_progress}
+    if split is None:
+        world = World(workload, make_loop, price, replicas=replicas, **settings)
+    else:
+        world = SplitWorld(workload, make_loop, price, split=split,
+                           kv_bytes=spec.kv_bytes_per_token,
+                           decode_router=make_router(router, seed), **settings)
     begun, cpu = time.perf_counter(), time.process_time()
     try:
         timings = world.run()
@@ -126,6 +146,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         log=Path(log) if log is not None else None, notes=notes,
         loop_seconds=loop_seconds, loop_cpu_seconds=cpu, prefix_hit_rate=_hit_rate(world),
         stopped=world.stopped, divergence=growth,
+        transfers=world.transfers if isinstance(world, SplitWorld) else None,
         logs=[events.events for events in logs if events.events is not None],
         log_paths=[] if log is None else [_replica_path(Path(log), number, replicas)
                                           for number in range(replicas)])

@@ -15,7 +15,7 @@ from typing import Any
 from simulator.api import Simulation
 from simulator.errors import WorkloadError
 from simulator.metrics import LATENCIES
-from simulator.scenario import Scenario, run_scenario, workload_of
+from simulator.scenario import Scenario, engines_of, run_scenario, workload_of
 from simulator.workload import Workload
 
 MOST = 25  # simulations
@@ -162,7 +162,7 @@ def _first_bracket(search: Search) -> tuple[float, float]:
             f"the SLO cannot be met: even a request alone has {worst} = {used * bound:.3g} s on "
             f"{search.scenario.get('hardware', 'h100')}, the bound is {bound:g} s")
     search.probes.append(Probe(0, ALONE, used, worst))
-    engines = search.scenario.get("replicas", 1)
+    engines = engines_of(search.scenario)
     low = engines / alone.metrics.latency["e2el"].mean  # one request at a time
     return low, low * alone.config.max_num_seqs  # Little's law: as if company cost nothing
 
@@ -265,6 +265,6 @@ def parse_prices(text: str) -> dict[str, float]:
 def offer(hardware: str, price: float, capacity: Capacity, target: float,
           scenario: Mapping[str, Any]) -> Offer:
     """Replicas by the lower end of the interval: the side on which the SLO holds."""
-    engines = scenario.get("replicas", 1)
+    engines = engines_of(scenario)
     replicas = math.ceil(target / capacity.low) * engines
     return Offer(hardware, capacity, replicas, price * replicas * scenario.get("tp", 1))

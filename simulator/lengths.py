@@ -12,7 +12,7 @@ from simulator.errors import WorkloadError
 Draw = Callable[[Random], int]  # one length, at least 1
 
 FORMS = ("N (fixed), A:B (uniform, both ends included), lognormal:MEAN:SIGMA[:MAX] "
-         "(mean of the lengths, sigma of their logarithm)")
+         "(mean of the lengths, sigma of their logarithm), trace:FILE (that trace's own)")
 
 
 def parse_lengths(text: str, what: str = "length") -> Draw:

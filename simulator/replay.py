@@ -231,7 +231,7 @@ def _request_of(event: dict[str, Any], known: dict[str, Request]) -> Request:
         event["request"], event.get("tokens", event["prompt"]), SamplingParams(**event["params"]),
         eos_ids=event["stop_ids"], priority=event.get("priority", 0), arrival_time=event["at"],
         deadline=event.get("deadline"), cache_salt=event.get("salt", ""), keys=event.get("keys"),
-        parent=known.get(event.get("parent", "")))
+        parent=known.get(event.get("parent", "")), received=event.get("received", 0))
 
 
 def _result(step: RecordedStep, batch: Batch) -> StepResult:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from rich.table import Table
 
+from simulator.disagg import Transfers
 from simulator.metrics import LATENCIES, Metrics
 
+NOTHING = "–"  # where there is nothing to say a figure of
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
 
 
@@ -17,7 +19,7 @@ def latency_table(metrics: Metrics, title: str = "") -> Table:
         table.add_column(name, justify="right")
     for name in LATENCIES:
         row = metrics.latency[name]
-        table.add_row(TITLES[name], *(f"{getattr(row, stat) * 1e3:,.2f}"
+        table.add_row(TITLES[name], *(f"{getattr(row, stat) * 1e3:,.2f}" if row.count else NOTHING
                                       for stat in ("mean", "median", "std", "p90", "p99")))
     return table
 
@@ -32,6 +34,10 @@ def summary_lines(metrics: Metrics) -> list[str]:
         + f"; peak concurrency {metrics.max_concurrent_requests:,}",
         f"tokens    {metrics.total_input_tokens:,} in, {metrics.total_output_tokens:,} out, "
         f"{metrics.steps:,} steps, {metrics.preemptions:,} preemptions",
+    ]
+    if not metrics.completed:
+        return [*lines, f"duration  {NOTHING}", f"rate      {NOTHING}"]
+    lines += [
         f"duration  {metrics.duration:,.2f} s, steps running for {metrics.busy:,.2f} s in all",
         f"rate      {metrics.request_throughput:,.2f} req/s, "
         f"{metrics.output_throughput:,.1f} output tok/s, "
@@ -40,3 +46,11 @@ def summary_lines(metrics: Metrics) -> list[str]:
     if metrics.request_goodput is not None:
         lines.append(f"goodput   {metrics.request_goodput:,.2f} req/s met every bound")
     return lines
+
+
+def transfer_line(transfers: Transfers, duration: float) -> str:
+    """How much K/V went from prefill to decode replicas, and how long that took."""
+    took, use = transfers.summary(), transfers.link_use(duration)
+    return (f"transfers {took.count:,} of {transfers.bytes / max(took.count, 1) / 1e6:,.1f} MB, "
+            f"{took.mean * 1e3:,.2f} ms each (p99 {took.p99 * 1e3:,.2f}), links busy "
+            f"{', '.join(f'{share:.1%}' for share in use)} of the time")

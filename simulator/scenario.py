@@ -15,6 +15,7 @@ from typing import Any
 from engine.core.config import SchedulerConfig
 from simulator.api import Simulation, simulate
 from simulator.bounds import Bounds
+from simulator.disagg import Split, parse_split
 from simulator.errors import WorkloadError
 from simulator.fitted import Fitted, load_machine
 from simulator.modelspec import load_model
@@ -27,10 +28,10 @@ Scenario = Mapping[str, Any]
 WORKLOAD = {"trace": "trace", "poisson": "rate", "users": "users", "chats": "chat_rate",
             "think": "think", "turns": "turns", "system_prompt": "system",
             "burstiness": "burstiness", "num_requests": "num_requests", "input_len": "input_len",
-            "output_len": "output_len", "rate_scale": "rate_scale", "columns": "columns",
-            "skip_bad_rows": "skip_bad", "seed": "seed"}
+            "output_len": "output_len", "rate_scale": "rate_scale", "sample": "sample",
+            "columns": "columns", "skip_bad_rows": "skip_bad", "seed": "seed"}
 WORLD = ("model", "hardware", "tp", "replicas", "router", "enforce_eager", "cost", "fail",
-         "client_ms", "max_queue", "max_minutes")
+         "client_ms", "max_queue", "max_minutes", "disaggregate", "kv_link", "kv_latency_us")
 SETTINGS = (*(item.name for item in fields(SchedulerConfig)), "gpu_memory_utilization")
 FILES = ("trace", "model", "hardware", "cost")  # values that may name a file
 KNOWN = (*WORKLOAD, *WORLD, *SETTINGS)
@@ -51,6 +52,17 @@ def workload_of(scenario: Scenario) -> Workload:
                             if name in WORKLOAD})
 
 
+def split_of(scenario: Scenario) -> Split | None:
+    """Its prefill and decode replicas; None where each does both."""
+    return parse_split(*map(scenario.get, ("disaggregate", "kv_link", "kv_latency_us")))
+
+
+def engines_of(scenario: Scenario) -> int:
+    """How many engines it runs."""
+    split = split_of(scenario)
+    return split.replicas if split else scenario.get("replicas", 1)
+
+
 def run_scenario(scenario: Scenario, workload: Workload | None = None, *,
                  bounds: Bounds | None = None, **more: Any) -> Simulation:
     """Simulate it. `workload` replaces the one it names, `bounds` its own, `more` goes to
@@ -69,5 +81,5 @@ def run_scenario(scenario: Scenario, workload: Workload | None = None, *,
     return simulate(work, model, get("hardware", "h100"), settings, tp=tp, cost=price,
                     replicas=get("replicas", 1), router=get("router", "least_loaded"),
                     seed=get("seed", 0), graphs=not get("enforce_eager", False), bounds=bounds,
-                    failures=parse_failures(get("fail")),
+                    failures=parse_failures(get("fail")), split=split_of(scenario),
                     client_seconds=get("client_ms", 0.0) / 1e3, **more)

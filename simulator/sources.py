@@ -7,7 +7,7 @@ from pathlib import Path
 
 from simulator.chats import chats
 from simulator.errors import WorkloadError
-from simulator.lengths import parse_lengths
+from simulator.lengths import Draw, empirical, parse_lengths
 from simulator.traces import read_trace
 from simulator.workload import Workload, closed_loop, poisson
 
@@ -17,11 +17,12 @@ def make_workload(*, trace: str | Path | None = None, rate: float | None = None,
                   turns: int = 4, system: int = 0, burstiness: float = 1.0,
                   num_requests: int | None = None, input_len: str = "100:1024",
                   output_len: str = "100:1024", rate_scale: float = 1.0,
+                  sample: float = 1.0,
                   columns: str | None = None, skip_bad: bool = False, seed: int = 0) -> Workload:
     """The workload the words describe. WorkloadError unless exactly one source is named.
 
     `num_requests` counts conversations for chats, and cuts a trace; 1000 where nothing is said
-    (chats: 250).
+    (chats: 250). A trace is first thinned to the share `sample`, then cut, then sped up.
     """
     named = [name for name, value in (("--trace", trace), ("--poisson", rate), ("--users", users),
                                       ("--chats", chat_rate)) if value is not None]
@@ -30,10 +31,12 @@ def make_workload(*, trace: str | Path | None = None, rate: float | None = None,
                             f"not {' and '.join(named) or 'none'}")
     if trace is not None:
         work = read_trace(trace, columns=named_columns(columns), skip_bad=skip_bad)
+        work = work if sample == 1.0 else work.sample(sample, seed)
         work = work if num_requests is None else work.first(num_requests)
         return work if rate_scale == 1.0 else work.faster(rate_scale)
-    inputs = parse_lengths(input_len, "--input-len")
-    outputs = parse_lengths(output_len, "--output-len")
+    if sample != 1.0 or rate_scale != 1.0:
+        raise WorkloadError("--sample and --rate-scale are for --trace: a generator has a rate")
+    inputs, outputs = _lengths(input_len, "input"), _lengths(output_len, "output")
     if chat_rate is not None:
         return chats(chat_rate, 250 if num_requests is None else num_requests, inputs, outputs,
                      turns=turns, think=think, system=system, seed=seed)
@@ -42,6 +45,14 @@ def make_workload(*, trace: str | Path | None = None, rate: float | None = None,
         return closed_loop(users, count, inputs, outputs, think=think, seed=seed)
     assert rate is not None
     return poisson(rate, count, inputs, outputs, seed=seed, burstiness=burstiness)
+
+
+def _lengths(text: str, which: str) -> Draw:
+    """A distribution, or with `trace:FILE` that file's own lengths, drawn with replacement."""
+    if not text.startswith("trace:"):
+        return parse_lengths(text, f"--{which}-len")
+    work = read_trace(text.removeprefix("trace:"))
+    return empirical(work.prompts if which == "input" else work.outputs)
 
 
 def named_columns(text: str | None) -> dict[str, str]:

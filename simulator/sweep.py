@@ -96,7 +96,7 @@ def run_point(point: Point) -> Row:
     except (TypeError, ValueError, AttributeError) as problem:
         return row | {"error": f"a value of the plan has the wrong type: {problem}"}
     growth = result.divergence
-    return row | result.metrics.as_json() | {
+    return row | result.as_json() | {
         "prefix_hit_rate": result.prefix_hit_rate, "stopped": result.stopped,
         "utilisation": growth.utilisation if growth else None,
         "num_blocks": result.config.num_blocks, "simulation_seconds": result.loop_seconds}

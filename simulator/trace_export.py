@@ -7,6 +7,7 @@ the running requests and the free blocks; every request has a track: waiting, pr
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,21 @@ Event = Mapping[str, Any]
 
 
 def write_chrome_trace(logs: Sequence[Iterable[Event]], path: Path) -> int:
-    """One process a log (replica). Events written. ReplayError if the logs hold no step."""
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[')
-        for number, events in enumerate(logs):
-            name = "engine" if len(logs) == 1 else f"replica {number}"
-            for entry in chrome_events(events, number * 2 + 1, name):
-                file.write((",\n" if count else "\n") + json.dumps(entry))
-                count += 1
-        file.write("\n]}\n")
-    if count <= 3 * len(logs):  # names only
-        path.unlink()
+    """Two processes a log (replica): its steps, its requests. Events written, in order of time.
+    ReplayError, and no file, if the logs hold no step."""
+    entries: list[dict[str, Any]] = []
+    for number, events in enumerate(logs):
+        name = "engine" if len(logs) == 1 else f"replica {number}"
+        entries += chrome_events(events, number * 2 + 1, name)
+    if all(entry["ph"] == "M" for entry in entries):
         raise ReplayError("the log holds no step: there is nothing to draw")
-    return count
+    # Names first. Of one instant, what ends comes before what begins: the sort keeps their order.
+    entries.sort(key=lambda entry: entry.get("ts", -math.inf))
+    with path.open("w", encoding="utf-8") as file:
+        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+        file.write(",\n".join(map(json.dumps, entries)))
+        file.write("\n]}\n")
+    return len(entries)
 
 
 def chrome_events(events: Iterable[Event], pid: int, name: str) -> Iterator[dict[str, Any]]:
@@ -39,6 +41,9 @@ def chrome_events(events: Iterable[Event], pid: int, name: str) -> Iterator[dict
     yield {"ph": "M", "pid": pid, "tid": 0, "name": "thread_name", "args": {"name": "step"}}
     yield {"ph": "M", "pid": pid + 1, "name": "process_name",
            "args": {"name": f"{name}: requests"}}
+    yield {"ph": "M", "pid": pid + 1, "tid": 0, "name": "thread_name", "args": {"name": "requests"}}
+    for each in (pid, pid + 1):
+        yield {"ph": "M", "pid": each, "name": "process_sort_index", "args": {"sort_index": each}}
     batches: dict[int, Event] = {}
     end = 0.0  # of the step before: steps on one track may not overlap
     lives = _Lives(pid + 1)
@@ -78,7 +83,8 @@ def _step(event: Event, batch: Event | None, begin: float, end: float, pid: int
     if batch is not None:
         args["rows"], args["tokens"] = len(batch["requests"]), sum(batch["counts"])
         args["partial"] = len(batch["partial"])
-    return {"ph": "X", "pid": pid, "tid": 0, "ts": _us(begin), "dur": _us(end - begin),
+    return {"ph": "X", "pid": pid, "tid": 0, "ts": _us(begin),
+            "dur": round(_us(end) - _us(begin), 3),  # so that it ends where the next may begin
             "name": f"step {event['step']}", "cat": "step", "args": args}
 
 

@@ -6,12 +6,15 @@ Azure 2023/2024, BurstGPT and Vidur differ only in column names, so one CSV read
 from __future__ import annotations
 
 import csv
+import gzip
 import json
+import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from gzip import BadGzipFile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from simulator.blockkeys import HashIds, find_hash_block
 from simulator.errors import WorkloadError
@@ -27,6 +30,9 @@ KNOWN = {
 }
 
 
+LONGEST = 2**31 - 1  # tokens
+
+
 class _Row(NamedTuple):
     at: float
     prompt: int
@@ -39,10 +45,11 @@ def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
                skip_bad: bool = False) -> Workload:
     """A trace file as a workload whose first request arrives at 0.
 
-    `.jsonl` is Mooncake's or qwen-bailian's form, anything else is CSV. `columns` names the CSV
-    columns of "at", "prompt" and "output" that are not among the known ones. Rows out of order are
-    sorted, with a note. A row that cannot be a request is a WorkloadError with file, line and way
-    out, or with `skip_bad` is left out and counted in a note.
+    `.jsonl` is Mooncake's or qwen-bailian's form, anything else is CSV; either may be gzipped,
+    whatever its name. `columns` names the CSV columns of "at", "prompt" and "output" that are not
+    among the known ones. Rows out of order are sorted, with a note. A row that cannot be a request
+    is a WorkloadError with file, line and way out, or with `skip_bad` is left out and counted in a
+    note.
     """
     path = Path(path)
     bad: list[str] = []
@@ -53,10 +60,13 @@ def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
             raise WorkloadError(f"{message}: correct the row or pass --skip-bad-rows")
         bad.append(message)
 
-    reader = _jsonl_rows if path.suffix in (".jsonl", ".ndjson") else _csv_rows
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    reader = _jsonl_rows if plain.suffix in (".jsonl", ".ndjson") else _csv_rows
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with _open_text(path) as file:
             rows = list(reader(file, path, complain, columns or {}))
+    except (EOFError, BadGzipFile, zlib.error) as problem:
+        raise WorkloadError(f"{path}: a damaged gzip file: {problem}") from None
     except OSError as problem:
         raise WorkloadError(f"{path}: cannot be read: {problem.strerror}") from None
     except UnicodeDecodeError:
@@ -65,6 +75,15 @@ def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
     if not rows:
         raise WorkloadError(f"{path}: holds no request" + "".join(f" ({note})" for note in notes))
     return _workload(path, rows, notes)
+
+
+def _open_text(path: Path) -> IO[str]:
+    """UTF-8 text, unzipped if the file begins as gzip files do."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    if zipped:
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _workload(path: Path, rows: list[_Row], notes: list[str]) -> Workload:
@@ -134,10 +153,10 @@ def _length(text: str | int, name: str) -> int:
     """A length of at least 1; ValueError with a sentence otherwise."""
     try:
         value = int(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}={text!r} is not a whole number") from None
-    if isinstance(text, bool) or value < 1 or value != float(text):
-        raise ValueError(f"{name}={text} must be a whole number of at least 1")
+    if isinstance(text, bool) or not 1 <= value <= LONGEST or value != float(text):
+        raise ValueError(f"{name}={text} must be a whole number from 1 to {LONGEST:,}")
     return value
 
 
@@ -214,6 +233,6 @@ def _ids(row: Mapping[str, Any]) -> Sequence[int] | None:
     ids = row.get("hash_ids")
     if ids is None:
         return None
-    if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
-        raise ValueError("hash_ids must be a list of whole numbers")
+    if not isinstance(ids, list) or not all(isinstance(i, int) and 0 <= i < 1 << 63 for i in ids):
+        raise ValueError("hash_ids must be a list of whole numbers of at least 0 and below 2**63")
     return array("q", ids)

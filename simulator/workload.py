@@ -69,6 +69,22 @@ class Workload:
             prompts=self.prompts[start:end], outputs=self.outputs[start:end], notes=[],
             keys=None if keys is None else lambda index, size: keys(start + index, size))
 
+    def sample(self, share: float, seed: int = 0) -> Workload:
+        """Each request kept with probability `share`, at its own time: a thinner stream."""
+        if self.waits or not 0 < share <= 1:
+            raise WorkloadError(f"{self.name}: --sample {share:g} must be above 0 and at most 1, "
+                                f"of arrivals that do not depend on answers")
+        draw = Random(f"{seed}:sample")
+        kept = array("q", (index for index in range(len(self)) if draw.random() < share))
+        if not kept:
+            raise WorkloadError(f"{self.name}: --sample {share:g} of {len(self):,} requests left "
+                                f"none: take more")
+        at, prompts, outputs = (array(column.typecode, (column[index] for index in kept))
+                                for column in (self.at, self.prompts, self.outputs))
+        keys = self.keys
+        return replace(self, at=at, prompts=prompts, outputs=outputs, notes=list(self.notes),
+                       keys=None if keys is None else lambda index, size: keys(kept[index], size))
+
     def faster(self, factor: float) -> Workload:
         """The same requests at `factor` times the rate."""
         if not 0 < factor < float("inf"):

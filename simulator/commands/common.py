@@ -34,6 +34,18 @@ def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def usage_sentence(error: Exception) -> str | None:
+    """The parser's complaint (an option that does not exist, a value of the wrong type) as one
+    sentence, or its help where nothing was asked for; None if it is no complaint of the parser."""
+    context, say = getattr(error, "ctx", None), getattr(error, "format_message", None)
+    if say is None:
+        return None
+    sentence = " ".join(say().split()) if type(error).__name__ != "NoArgsIsHelpError" else say()
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":
+        return sentence
+    return f"{sentence.rstrip('.')}: {context.command_path} --help lists what there is"
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while the block runs; yields its `update(done, total)`. Silent when piped."""

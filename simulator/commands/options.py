@@ -21,9 +21,11 @@ System = Annotated[int, _option("--system-prompt", "tokens all chats begin with"
 Think = Annotated[float, _option("--think", "mean seconds a user thinks between requests")]
 Burstiness = Annotated[float, _option("--burstiness", "below 1: burstier than Poisson")]
 NumRequests = Annotated[int | None, _option("--num-requests", "how many (a trace: its first ones)")]
-InputLen = Annotated[str, _option("--input-len", "prompts: N, A:B or lognormal:MEAN:SIGMA[:MAX]")]
-OutputLen = Annotated[str, _option("--output-len", "outputs: N, A:B or lognormal:MEAN:SIGMA[:MAX]")]
+InputLen = Annotated[str, _option("--input-len", "prompts: N, A:B, lognormal:MEAN:SIGMA[:MAX], "
+                                              "trace:FILE")]
+OutputLen = Annotated[str, _option("--output-len", "outputs: the same forms")]
 RateScale = Annotated[float, _option("--rate-scale", "a trace at so many times its rate")]
+Sample = Annotated[float, _option("--sample", "of a trace: keep this share of its requests")]
 Columns = Annotated[str | None, _option("--columns", "of a CSV: at=NAME,prompt=NAME,output=NAME")]
 SkipBad = Annotated[bool, _option("--skip-bad-rows", "leave out trace rows that are wrong")]
 Seed = Annotated[int, _option("--seed", "of all random streams")]
@@ -34,6 +36,10 @@ Tp = Annotated[int, _option("--tp", "tensor parallel size")]
 Replicas = Annotated[int, _option("--replicas", "engines behind the router")]
 RouterName = Annotated[str, _option("--router", "round_robin, least_loaded, power_of_two or "
                                                 "longest_prefix")]
+Split = Annotated[str | None, _option("--disaggregate", "PREFILL:DECODE replicas instead, such as "
+                                                        "2:1; K/V goes over a link")]
+KvLink = Annotated[float | None, _option("--kv-link", "GB/s out of a prefill replica; default 50")]
+KvLatency = Annotated[float | None, _option("--kv-latency-us", "of one transfer; default 20")]
 Eager = Annotated[bool, _option("--enforce-eager", "price kernel launches without graphs")]
 Cost = Annotated[Path | None, _option("--cost", "machine file of `calibrate`, instead of a device")]
 

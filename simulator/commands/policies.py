@@ -11,6 +11,7 @@ from simulator.api import Simulation, simulate
 from simulator.commands import options as opt
 from simulator.commands.common import out, plain_errors
 from simulator.modelspec import load_model
+from simulator.report import NOTHING
 from simulator.sources import make_workload
 
 # Each differs from the first in one choice. `priority` is not among them: traces carry none.
@@ -68,6 +69,8 @@ def policies(
 def _figures(result: Simulation) -> tuple[str, ...]:
     metrics = result.metrics
     latency = metrics.latency
+    if not metrics.completed:
+        return (NOTHING,) * (len(COLUMNS) - 1)
     return (f"{metrics.output_throughput:,.0f}", f"{latency['ttft'].p99:,.2f}",
             f"{latency['tpot'].p99 * 1e3:,.1f}", f"{latency['e2el'].mean:,.2f}",
             f"{metrics.preemptions:,}", f"{result.prefix_hit_rate:.1%}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import typer
@@ -13,9 +14,11 @@ from simulator.bounds import Bounds
 from simulator.commands import options as opt
 from simulator.commands.common import out, plain_errors, progress
 from simulator.commands.costs import cost_maker
+from simulator.disagg import parse_split
+from simulator.errors import WorkloadError
 from simulator.html import run_report
 from simulator.modelspec import load_model
-from simulator.report import latency_table, summary_lines
+from simulator.report import latency_table, summary_lines, transfer_line
 from simulator.sources import make_workload, parse_failures, slo_bounds
 from simulator.trace_export import write_chrome_trace
 
@@ -26,7 +29,8 @@ def run(
     chats: opt.Chats = None, turns: opt.Turns = 4, system_prompt: opt.System = 0,
     think: opt.Think = 0.0, burstiness: opt.Burstiness = 1.0, num_requests: opt.NumRequests = None,
     input_len: opt.InputLen = "100:1024", output_len: opt.OutputLen = "100:1024",
-    rate_scale: opt.RateScale = 1.0, columns: opt.Columns = None, skip_bad: opt.SkipBad = False,
+    rate_scale: opt.RateScale = 1.0, sample: opt.Sample = 1.0, columns: opt.Columns = None,
+    skip_bad: opt.SkipBad = False,
     model: opt.Model = "llama-3.1-8b", hardware: opt.Device = "h100", tp: opt.Tp = 1,
     replicas: opt.Replicas = 1, router: opt.RouterName = "least_loaded", eager: opt.Eager = False,
     cost: opt.Cost = None, batching: opt.Batching = None, order: opt.Order = None,
@@ -37,6 +41,8 @@ def run(
     long_prefill_token_threshold: opt.ChunkCap = None, watermark: opt.Watermark = None,
     must_fit: opt.MustFit = True, prefix_caching: opt.Caching = True,
     utilization: opt.Utilization = None, fail: opt.Fail = None,
+    disaggregate: opt.Split = None, kv_link: opt.KvLink = None,
+    kv_latency_us: opt.KvLatency = None,
     max_queue: opt.MaxQueue = 100_000, max_minutes: opt.MaxMinutes = None,
     goodput: opt.Goodput = None, client_ms: opt.ClientMs = 0.0,
     seed: opt.Seed = 0, log: opt.Log = None, json_out: opt.Json = None,
@@ -44,12 +50,15 @@ def run(
 ) -> None:
     """Simulate a workload and print TTFT, TPOT, ITL, E2EL and throughput.
 
-    Exit code 1 if the run was stopped at a bound.
+    Exit code 1 if the run was stopped at a bound, or no request was completed.
     """
+    if not 0 <= client_ms < math.inf:
+        raise WorkloadError(f"--client-ms {client_ms:g} must be at least 0")
     work = make_workload(trace=trace, rate=rate, users=users, chat_rate=chats, turns=turns,
                          system=system_prompt, think=think, burstiness=burstiness,
                          num_requests=num_requests, input_len=input_len, output_len=output_len,
-                         rate_scale=rate_scale, columns=columns, skip_bad=skip_bad, seed=seed)
+                         rate_scale=rate_scale, sample=sample, columns=columns, skip_bad=skip_bad,
+                         seed=seed)
     settings = dict(
         batching=batching, order=order, preemption=preemption, eviction=eviction,
         block_size=block_size, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks,
@@ -65,13 +74,14 @@ def run(
                           slo=slo_bounds(goodput), client_seconds=client_ms / 1e3,
                           bounds=Bounds(max_queue, max_minutes and max_minutes * 60),
                           failures=parse_failures(fail), on_progress=update,
+                          split=parse_split(disaggregate, kv_link, kv_latency_us),
                           keep_events=chrome is not None or html is not None)
     title = f"{work.name} on {spec.name}, {cost or hardware}"
     show(result, title)
     _export(result, title, chrome, html)
     if json_out:
-        json_out.write_text(json.dumps(result.metrics.as_json(), indent=1) + "\n", "utf-8")
-    if result.stopped:
+        json_out.write_text(json.dumps(result.as_json(), indent=1) + "\n", "utf-8")
+    if result.stopped or not result.metrics.completed:
         raise typer.Exit(1)
 
 
@@ -94,6 +104,8 @@ def show(result: Simulation, title: str) -> None:
     out.print(latency_table(result.metrics, title))
     for line in summary_lines(result.metrics):
         out.print(line, markup=False)
+    if result.transfers is not None:
+        out.print(transfer_line(result.transfers, result.metrics.duration), markup=False)
     if result.prefix_hit_rate:
         out.print(f"cache     {result.prefix_hit_rate:.1%} of the prompt tokens were found",
                   markup=False)

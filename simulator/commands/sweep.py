@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from simulator.commands.common import out, plain_errors, progress
+from simulator.report import NOTHING
 from simulator.sweep import Results, Row, local_runner, ray_runner, read_plan, write_table
 from simulator.sweep import sweep as run_sweep
 
@@ -54,7 +55,13 @@ def _table(rows: list[Row], named: Iterable[str], show: int) -> Table:
     for name in (*varied, *FIGURES):
         table.add_column(name, overflow="fold")
     for row in rows[:show or None]:
-        figures = ["" if row.get(name) is None else format(row[name], form)
-                   for name, form in FIGURES.values()]
+        figures = [_figure(row, name, form) for name, form in FIGURES.values()]
         table.add_row(*(str(row.get(name, "")) for name in varied), *figures)
     return table
+
+
+def _figure(row: Row, name: str, form: str) -> str:
+    """Empty where a row has no such figure, a dash where no request was completed."""
+    if row.get(name) is None:
+        return ""
+    return format(row[name], form) if row.get("completed") or name == "preemptions" else NOTHING

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
 
-from simulator.__main__ import app
+from simulator.__main__ import app, main
 
 TRACE = "at,prompt,output\n0,100,5\n0.5,200,7\n1.0,50,3\n"
 
@@ -74,7 +75,10 @@ def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
     (("--poisson", 1, "--num-requests", 2, "--log", "/nowhere/x.jsonl"), "/nowhere/x.jsonl"),
     (("--trace", "/nowhere.csv"), "/nowhere.csv: cannot be read"),
     (("--trace", "TRACE", "--columns", "at"), "--columns 'at' is not of the form"),
-    (("--trace", "TRACE", "--rate-scale", 0), "the rate factor is 0")])
+    (("--trace", "TRACE", "--rate-scale", 0), "the rate factor is 0"),
+    (("--poisson", 1, "--rate-scale", 2), "--sample and --rate-scale are for --trace"),
+    (("--poisson", 1, "--client-ms", -1), "--client-ms -1 must be at least 0"),
+    (("--trace", "TRACE", "--sample", 0), "--sample 0 must be above 0")])
 def test_every_mistake_is_one_sentence_on_stderr_and_exit_code_2(trace, words, sentence):
     result = call("run", *(trace if word == "TRACE" else word for word in words))
     assert result.exit_code == 2
@@ -86,3 +90,28 @@ def test_a_log_that_is_none_is_one_sentence(tmp_path, trace):
     for path in (trace, tmp_path / "nowhere.jsonl"):
         result = call("replay", path)
         assert result.exit_code == 2 and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words, sentence", [
+    (["run", "--foo"], "No such option: --foo"), (["rum"], "No such command 'rum'"),
+    (["run", "--poisson", "x"], "Invalid value for '--poisson'"),
+    (["capacity"], "Missing option '--slo'"), (["replay"], "Missing argument"),
+    (["run", "stray"], "unexpected extra argument")])
+def test_what_the_command_line_does_not_know_is_one_sentence_with_the_way_to_help(
+        words, sentence, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["simulator", *words])
+    assert main() == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1
+    assert sentence in told.err and "--help lists what there is" in told.err
+
+
+def test_a_run_in_which_all_are_refused_has_dashes_and_exit_code_1(tmp_path):
+    trace = tmp_path / "long.csv"
+    trace.write_text("at,prompt,output\n0,999999,3\n")
+    result = call("run", "--trace", trace)
+    assert result.exit_code == 1
+    assert "1 requests refused, the first: request r0: the prompt has 999999 " in result.stdout
+    assert "0.00 ms" not in result.stdout and "duration  –" in result.stdout
+    table = [line for line in result.stdout.splitlines() if "TTFT" in line]
+    assert table and table[0].count("–") == 5

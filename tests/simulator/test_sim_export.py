@@ -28,7 +28,7 @@ def test_steps_lie_end_to_end_on_one_track_with_their_rows_and_cost(run):
     steps = [e for e in chrome_events(run.events, 1, "engine") if e["ph"] == "X"]
     assert len(steps) == run.metrics.steps
     for step, later in zip(steps, steps[1:]):
-        assert step["ts"] + step["dur"] <= later["ts"] + 0.01
+        assert step["ts"] + step["dur"] <= later["ts"] + 1e-4  # doubles of whole nanoseconds
     assert sum(step["dur"] for step in steps) == pytest.approx(run.metrics.busy * 1e6, rel=1e-6)
     assert steps[0]["args"]["rows"] == 1 and steps[0]["args"]["bound"] in (
         "compute", "weights", "kv", "comm", "overhead")
@@ -65,10 +65,40 @@ def test_the_file_is_json_with_counters_and_a_process_a_replica(run, tmp_path):
     trace = json.loads(path.read_text())
     assert len(trace["traceEvents"]) == count and trace["displayTimeUnit"] == "ms"
     assert {event["pid"] for event in trace["traceEvents"]} == {1, 2, 3, 4}
+    check_format(trace["traceEvents"])
     free = [e["args"]["blocks"] for e in trace["traceEvents"] if e["name"] == "free blocks"]
     assert free and 0 <= min(free) <= max(free) <= 60
     with pytest.raises(ReplayError, match="holds no step"):
         write_chrome_trace([[]], path)
+
+
+def check_format(events):
+    """The rules of the Trace Event Format for the kinds of events we write."""
+    kinds = {"M": {"name", "pid", "args"}, "X": {"name", "cat", "ts", "dur", "pid", "tid", "args"},
+             "C": {"name", "ts", "pid", "args"}, "i": {"name", "ts", "pid", "tid", "s"},
+             "b": {"name", "cat", "id", "ts", "pid", "tid"},
+             "e": {"name", "cat", "id", "ts", "pid", "tid"}}
+    names, ends, open_ = set(), {}, {}
+    for event in events:
+        assert kinds[event["ph"]] <= set(event) and isinstance(event["pid"], int)
+        if event["ph"] == "M" and event["name"].endswith("_name"):
+            names.add((event["name"], event["pid"]))
+        elif event["ph"] == "C":
+            assert all(isinstance(value, int) and value >= 0 for value in event["args"].values())
+        elif event["ph"] == "X":
+            assert event["ts"] >= ends.get(event["pid"], 0.0) - 1e-4 and event["dur"] >= 0
+            ends[event["pid"]] = event["ts"] + event["dur"]
+        elif event["ph"] == "b":
+            open_.setdefault((event["cat"], event["id"]), []).append(event["name"])
+        elif event["ph"] == "e":
+            assert open_[event["cat"], event["id"]].pop() == event["name"]
+    assert not any(open_.values())
+    times = [event["ts"] for event in events if event["ph"] != "M"]
+    assert times == sorted(times) and times[0] >= 0
+    for event in events:  # every process and thread that is drawn has a name
+        assert ("process_name", event["pid"]) in names and ("thread_name", event["pid"]) in names
+    assert {e["name"] for e in events if e["ph"] == "C"} == {
+        "requests", "free blocks", "tokens in the step"}
 
 
 def test_a_log_cut_short_closes_its_tracks(run):

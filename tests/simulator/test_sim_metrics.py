@@ -7,9 +7,18 @@ from random import Random
 import numpy as np
 import pytest
 
+from simulator.api import simulate
 from simulator.errors import WorkloadError
-from simulator.metrics import Summary, compute_metrics, metrics_from_log, summarize
+from simulator.lengths import lognormal
+from simulator.metrics import (
+    Summary,
+    compute_metrics,
+    metrics_from_log,
+    summarize,
+    summarize_parts,
+)
 from simulator.timings import COMPLETED, PENDING, REJECTED, Timings
+from simulator.workload import poisson
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 999])
@@ -99,3 +108,29 @@ def test_a_log_with_aborts_failures_and_an_open_end():
     assert metrics.failed == 4  # refused, failed, aborted, unfinished
     assert metrics.latency["itl"].count == 1 and metrics.total_output_tokens == 2
     assert PENDING == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_values_than_are_sorted_at_once_have_the_same_summary(seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    spread = [rng.lognormal(-4, 1, 5000), np.round(rng.exponential(0.01, 5000), 3),
+              np.full(5000, 0.25)][seed % 3]
+    counts = rng.integers(0 if seed > 2 else 1, 40, 5000)
+    whole = summarize(spread, counts)
+    parts = [(spread[low:low + 700], counts[low:low + 700]) for low in range(0, 5000, 700)]
+    assert summarize_parts(lambda: iter(parts)) == whole
+    monkeypatch.setattr("simulator.metrics.SORTED", 100)
+    monkeypatch.setattr("simulator.metrics.BINS", 64)
+    got = summarize_parts(lambda: iter(parts))
+    assert (got.count, got.median, got.p90, got.p99) == pytest.approx(
+        (whole.count, whole.median, whole.p90, whole.p99), rel=1e-15)
+    assert (got.mean, got.std) == pytest.approx((whole.mean, whole.std), rel=1e-12, abs=1e-15)
+
+
+def test_the_parts_of_a_long_run_count_every_gap_once(monkeypatch):
+    work = poisson(20.0, 300, lognormal(200, 0.8, 1000), lognormal(60, 0.7, 300))
+    run = simulate(work, "llama-3.1-8b", "h100", {})
+    monkeypatch.setattr("simulator.metrics.PART", 7)
+    assert compute_metrics(run.timings) == run.metrics
+    tokens = run.metrics.total_output_tokens - run.metrics.completed
+    assert run.metrics.latency["itl"].count == tokens

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 
 from simulator.errors import WorkloadError
+from simulator.sources import make_workload
 from simulator.traces import read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -55,7 +57,8 @@ def test_columns_of_other_names_can_be_named(tmp_path):
 
 @pytest.mark.parametrize("row, words", [
     ("2023-11-16 18:15:50.1,x,3", "ContextTokens='x' is not a whole number"),
-    ("2023-11-16 18:15:50.1,0,3", "ContextTokens=0 must be a whole number of at least 1"),
+    ("2023-11-16 18:15:50.1,0,3", "ContextTokens=0 must be a whole number from 1 to"),
+    ("2023-11-16 18:15:50.1,5,9999999999", "GeneratedTokens=9999999999 must be"),
     ("2023-11-16 18:15:50.1,5,-3", "GeneratedTokens=-3 must be"),
     ("2023-11-16 18:15:50.1,5,2.5", "GeneratedTokens='2.5' is not a whole number"),
     ("yesterday,5,3", "TIMESTAMP='yesterday' is neither seconds nor a time"),
@@ -81,6 +84,45 @@ def test_rows_out_of_order_are_sorted_with_a_note_that_names_the_first(tmp_path)
 def test_a_trace_without_requests_is_named(tmp_path, text, words):
     with pytest.raises(WorkloadError, match=words):
         read_trace(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.jsonl", "t.csv.gz", "t.jsonl.gz"])
+def test_a_gzipped_trace_is_read_whatever_its_name(tmp_path, name):
+    text = "at,prompt,output\n0,10,1\n4,20,2\n" if "csv" in name else "".join(
+        json.dumps({"timestamp": t * 1000, "input_length": p, "output_length": o}) + "\n"
+        for t, p, o in ((0, 10, 1), (4, 20, 2)))
+    whole = gzip.compress(text.encode())
+    (tmp_path / name).write_bytes(whole)
+    assert columns(read_trace(tmp_path / name)) == [(0.0, 10, 1), (4.0, 20, 2)]
+    (tmp_path / name).write_bytes(whole[:-9])
+    with pytest.raises(WorkloadError, match="a damaged gzip file"):
+        read_trace(tmp_path / name)
+
+
+def test_a_thinned_trace_keeps_times_lengths_and_contents_of_what_it_keeps(tmp_path):
+    rows = [{"timestamp": i * 1000, "input_length": 512, "output_length": 1 + i, "hash_ids": [i]}
+            for i in range(400)]
+    whole = read_trace(write(tmp_path, "".join(map(lambda row: json.dumps(row) + "\n", rows)),
+                             "t.jsonl"))
+    part = whole.sample(0.25, seed=1)
+    assert 70 < len(part) < 130 and part.at == whole.sample(0.25, seed=1).at
+    assert part.at != whole.sample(0.25, seed=2).at
+    for index, (at, output) in enumerate(zip(part.at, part.outputs)):
+        assert output == at + 1  # its own row's
+        assert part.keys(index, 512)[0] == whole.keys(int(at), 512)[0]
+    assert len(whole.sample(1.0)) == 400
+    for share in (0, 1.5, float("nan"), 1e-12):
+        with pytest.raises(WorkloadError, match="--sample"):
+            whole.sample(share)
+
+
+def test_lengths_can_be_those_of_a_trace(tmp_path):
+    path = write(tmp_path, "at,prompt,output\n0,10,3\n1,20,4\n")
+    work = make_workload(rate=1.0, num_requests=200, input_len=f"trace:{path}",
+                         output_len=f"trace:{path}")
+    assert set(work.prompts) == {10, 20} and set(work.outputs) == {3, 4}
+    with pytest.raises(WorkloadError, match="cannot be read"):
+        make_workload(rate=1.0, input_len="trace:nowhere.csv")
 
 
 def test_a_missing_or_binary_trace_is_named(tmp_path):

@@ -1,0 +1,217 @@
+"""Prefill here, decode there: two kinds of replicas, and a link that carries K/V between them.
+
+Each replica is the same loop over the same core as ever. A prefill replica gets every request as
+one for a single token. When that token is there, the prompt's K/V goes over the prefill replica's
+link, one transfer after the other; then a decode replica gets the prompt and its first token, with
+the prompt computed (`Request.num_received`). The user sees the first token when prefill ends, the
+second when the first decode step does.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import simpy
+
+from engine.core.errors import RequestError
+from engine.core.request import Request, SamplingParams
+from simulator.chats import ANSWER
+from simulator.errors import WorkloadError
+from simulator.metrics import Summary, summarize
+from simulator.replica import Replica
+from simulator.router import Router
+from simulator.timings import FAILED, REJECTED, Live
+from simulator.world import World
+
+KV_LINK = 50.0  # 10^9 bytes a second: a 400 Gbit/s network card, one direction
+KV_LATENCY_US = 20.0  # assumption: setting up one RDMA transfer; what matters is bytes / KV_LINK
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How many replicas do what, and the link out of each prefill replica. WorkloadError unless all
+    of it can be."""
+
+    prefill: int
+    decode: int
+    bandwidth: float = KV_LINK  # 10^9 bytes a second
+    latency: float = KV_LATENCY_US * 1e-6  # seconds a transfer, beside its bytes
+
+    def __post_init__(self) -> None:
+        if self.prefill < 1 or self.decode < 1:
+            raise WorkloadError(f"--disaggregate {self.prefill}:{self.decode}: both prefill and "
+                                f"decode need at least 1 replica")
+        if not 0 < self.bandwidth <= math.inf or not 0 <= self.latency < math.inf:
+            raise WorkloadError(f"the KV link has {self.bandwidth:g} GB/s and {self.latency:g} s: "
+                                f"the bandwidth must be above 0, the latency at least 0")
+
+    @property
+    def replicas(self) -> int:
+        return self.prefill + self.decode
+
+
+def parse_split(text: str | None, bandwidth: float | None = None,
+                latency_us: float | None = None) -> Split | None:
+    """`2:1` → 2 prefill replicas, 1 decode replica. WorkloadError if it has another form, or if a
+    link is given for nothing."""
+    if not text:
+        if bandwidth is not None or latency_us is not None:
+            raise WorkloadError("--kv-link and --kv-latency-us are for --disaggregate P:D")
+        return None
+    prefill, _, decode = text.partition(":")
+    if not prefill.strip().isdecimal() or not decode.strip().isdecimal():
+        raise WorkloadError(f"--disaggregate {text!r} is not of the form PREFILL:DECODE, the "
+                            f"numbers of replicas, such as 2:1")
+    return Split(int(prefill), int(decode), KV_LINK if bandwidth is None else bandwidth,
+                 (KV_LATENCY_US if latency_us is None else latency_us) * 1e-6)
+
+
+class Link:
+    """Transfers one after the other: bytes / bandwidth each, then the latency."""
+
+    def __init__(self, split: Split):
+        self._rate, self._latency = split.bandwidth * 1e9, split.latency
+        self._free_at = 0.0
+        self.busy = 0.0  # seconds in which bytes went over it
+
+    def send(self, now: float, size: int) -> float:
+        """When `size` bytes that are ready at `now` have arrived."""
+        seconds = size / self._rate
+        self._free_at = max(self._free_at, now) + seconds
+        self.busy += seconds
+        return self._free_at + self._latency
+
+
+@dataclass(slots=True)
+class Transfers:
+    """What went over the links."""
+
+    bytes: int = 0
+    seconds: array = field(default_factory=lambda: array("d"))  # of each, waiting included
+    links: list[Link] = field(default_factory=list)  # one a prefill replica
+
+    def summary(self) -> Summary:
+        """Seconds from the end of prefill to the arrival of the K/V."""
+        return summarize(np.asarray(self.seconds))
+
+    def link_use(self, duration: float) -> list[float]:
+        """The share of the run in which each link was busy."""
+        return [link.busy / duration if duration else 0.0 for link in self.links]
+
+    def as_json(self, duration: float) -> dict[str, Any]:
+        """Keys of our own, in the manner of vLLM's."""
+        took, use = self.summary(), self.link_use(duration)
+        return {"kv_transfers": took.count, "kv_transfer_bytes": self.bytes,
+                "mean_kv_transfer_ms": took.mean * 1e3, "p99_kv_transfer_ms": took.p99 * 1e3,
+                "max_kv_link_use": max(use)}
+
+
+class SplitWorld(World):
+    """A World whose first `split.prefill` replicas prefill; the others decode.
+
+    `decode_router` chooses among those, when the transfer begins. A prefill replica's blocks are
+    free again when its token is there (their content stays cached), and K/V on its way, or waiting
+    for room, lies outside the pools: buffers of the network are not counted.
+    """
+
+    def __init__(self, *args: Any, split: Split, kv_bytes: int, decode_router: Router, **more: Any):
+        """`kv_bytes` a token, all ranks together; the rest as World, whose `replicas` is set."""
+        self.split, self._kv_bytes, self._decode_router = split, kv_bytes, decode_router
+        self.transfers = Transfers(links=[Link(split) for _ in range(split.prefill)])
+        super().__init__(*args, replicas=split.replicas, **more)
+        self.entrance, self._decoders = (self.replicas[:split.prefill],
+                                         self.replicas[split.prefill:])
+        for replica in self._decoders:
+            replica.horizon = self.env.peek  # fed by transfers, not by arrivals
+
+    def _request(self, index: int, block_size: int) -> Request:
+        """As it goes to prefill: for its first token only."""
+        request = super()._request(index, block_size)
+        request.params = self._params_for(1)
+        return request
+
+    def _params_for(self, output: int) -> SamplingParams:
+        if output not in self._params:
+            self._params[output] = SamplingParams(temperature=0.0, max_tokens=output,
+                                                  ignore_eos=True)
+        return self._params[output]
+
+    def _left(self, index: int) -> int:
+        """Output tokens after the first one, as many as the model's length allows."""
+        longest = self.replicas[0].loop.scheduler.config.max_model_len
+        work = self.workload
+        return min(work.outputs[index], longest - work.prompts[index]) - 1
+
+    def _finisher(self, replica: Replica) -> Callable[[Request], None]:
+        finish, prefills = super()._finisher(replica), replica in self.replicas[:self.split.prefill]
+
+        def finish_prefill(request: Request) -> None:
+            if request.finish_reason != "length" or not self._left(request.user.index):
+                return finish(request)
+            replica.outstanding -= 1
+            self._hand_over(replica, request)
+
+        def finish_decode(request: Request) -> None:
+            finish(request)
+            if request.finish_reason == "length":
+                self.timings.outputs[request.user.index] += 1  # the one that prefill brought
+
+        return finish_prefill if prefills else finish_decode
+
+    def _hand_over(self, replica: Replica, request: Request) -> None:
+        """Send the prompt's K/V to a decode replica, to which the request belongs from now on."""
+        up = [other for other in self._decoders if other.down is None]
+        if not up:
+            self._refuse_late(request, FAILED, f"request {request.id}: no decode replica is left "
+                                               f"({self._decoders[-1].down})")
+            return
+        target = up[self._decode_router.choose(up, request)]
+        target.outstanding += 1
+        now, size = self.env.now, request.num_prompt * self._kv_bytes
+        link = self.transfers.links[self.replicas.index(replica)]
+        arrives = link.send(now, size)
+        self.transfers.bytes += size
+        self.transfers.seconds.append(arrives - now)
+        self.env.process(self._deliver(target, request, arrives - now))
+
+    def _deliver(self, target: Replica, request: Request, seconds: float
+                 ) -> Generator[simpy.Event, Any, None]:
+        yield self.env.timeout(seconds)
+        target.outstanding -= 1
+        if target.down is not None:  # the K/V went nowhere: from the beginning
+            self.moved += 1
+            if not self._send(request.user.index):
+                self._answer(request)
+            return
+        try:
+            target.submit(self._received(request, target))
+        except RequestError as error:
+            self._refuse_late(request, REJECTED, str(error))
+
+    def _refuse_late(self, request: Request, state: int, sentence: str) -> None:
+        self._refuse(request.user.index, state, sentence)
+        self._answer(request)
+
+    def _answer(self, request: Request) -> None:
+        """Whoever waits for the answer has it, such as it is."""
+        if self.workload.waits:
+            self._waiting_users.pop(request.user.index).succeed()
+
+    def _received(self, request: Request, target: Replica) -> Request:
+        """The request as a decode replica gets it: one token longer, and its prompt computed."""
+        index, prompt = request.user.index, request.num_prompt
+        live = Live(index)
+        live.last = self.timings.first[index]
+        params = self._params_for(self._left(index))
+        if request.tokens is not None:
+            tokens: Sequence[int] | int = request.tokens[:prompt] + [ANSWER]
+            return Request(request.id, tokens, params, arrival_time=self.env.now,
+                           received=prompt, user=live)
+        size, keys = target.loop.scheduler.config.block_size, self.workload.keys
+        return Request(request.id, prompt + 1, params, arrival_time=self.env.now, received=prompt,
+                       keys=keys(index, size)[:prompt // size] if keys else (), user=live)
