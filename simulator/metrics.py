@@ -9,7 +9,7 @@ linearly (both NumPy's defaults, as vLLM uses them).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,10 @@ from simulator.errors import WorkloadError
 from simulator.timings import COMPLETED, FAILED, PENDING, REJECTED, Timings, timings_from_log
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+Part = tuple[np.ndarray, np.ndarray]  # values, and how often each occurs
+PART = 1 << 18  # steps looked at together: a long run must not need its memory several times
+SORTED = 1 << 19  # values sorted at once
+BINS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +97,54 @@ def summarize(values: Sequence[float] | np.ndarray,
     total = int(seen[-1])
     mean = float((ranked * counts).sum() / total)
     std = math.sqrt(float(((ranked - mean) ** 2 * counts).sum()) / total)
-    median, p90, p99 = (_percentile(ranked, seen, share) for share in (0.5, 0.9, 0.99))
+
+    def at_rank(rank: int) -> float:  # the first value of which more than `rank` are seen
+        return float(ranked[np.searchsorted(seen, rank, side="right")])
+
+    median, p90, p99 = (_interpolate(at_rank, total, share) for share in (0.5, 0.9, 0.99))
     return Summary(total, mean, median, std, p90, p99)
 
 
-def _percentile(ranked: np.ndarray, seen: np.ndarray, share: float) -> float:
-    """Linear interpolation between closest ranks; `seen` counts values up to each one."""
-    place = share * (int(seen[-1]) - 1)
+def summarize_parts(parts: Callable[[], Iterable[Part]]) -> Summary:
+    """`summarize` of (values, weights) parts, which `parts()` yields anew each time it is called.
+
+    More values than SORTED are never held at once: their ranks are found in a histogram, and only
+    the values in the bins of those ranks are sorted. The percentiles are as exact as ever.
+    """
+    if sum(len(values) for values, _ in parts()) <= SORTED:
+        values, weights = zip(*parts())
+        return summarize(np.concatenate(values), np.concatenate(weights))
+    total = sum(int(counts.sum()) for _, counts in parts())
+    mean = math.fsum(float(values @ counts) for values, counts in parts()) / total
+    squares = math.fsum(float((values - mean) ** 2 @ counts) for values, counts in parts())
+    low = min(float(values.min()) for values, _ in parts() if len(values))
+    high = max(float(values.max()) for values, _ in parts() if len(values))
+    scale = (BINS - 1) / (high - low) if high > low else 0.0
+
+    def bins(values: np.ndarray) -> np.ndarray:
+        return ((values - low) * scale).astype(np.int64)
+
+    seen = np.cumsum(sum(np.bincount(bins(values), counts, BINS) for values, counts in parts()))
+
+    def at_rank(rank: int) -> float:
+        wanted = int(np.searchsorted(seen, rank, side="right"))
+        inside = [(values[mask], counts[mask]) for values, counts in parts()
+                  for mask in [bins(values) == wanted]]
+        found, which = np.unique(np.concatenate([values for values, _ in inside]),
+                                 return_inverse=True)
+        counts = np.bincount(which, np.concatenate([counts for _, counts in inside]))
+        before = seen[wanted - 1] if wanted else 0
+        return float(found[np.searchsorted(np.cumsum(counts), rank - before, side="right")])
+
+    median, p90, p99 = (_interpolate(at_rank, total, share) for share in (0.5, 0.9, 0.99))
+    return Summary(total, mean, median, math.sqrt(squares / total), p90, p99)
+
+
+def _interpolate(at_rank: Callable[[int], float], total: int, share: float) -> float:
+    """Linear interpolation between closest ranks, ranks counted from 0."""
+    place = share * (total - 1)
     low = math.floor(place)
-    # The value of rank r (from 0) is the first one of which more than r are seen.
-    below, above = (float(ranked[np.searchsorted(seen, rank, side="right")])
-                    for rank in (low, min(low + 1, int(seen[-1]) - 1)))
+    below, above = at_rank(low), at_rank(min(low + 1, total - 1))
     return below + (above - below) * (place - low)
 
 
@@ -121,9 +162,8 @@ def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
     duration = float(last.max()) - min(timings.at) if len(good) else 0.0
     tokens_in, tokens_out = int(prompts.sum()), int(outputs.sum())
     over = 1 / duration if duration > 0 else 0.0
-    gaps, weights = _gaps(timings)
     latency = {"ttft": summarize(ttft), "tpot": summarize(tpot[outputs > 1]),
-               "itl": summarize(gaps, weights), "e2el": summarize(e2el)}
+               "itl": summarize_parts(lambda: _gaps(timings)), "e2el": summarize(e2el)}
     rejected = timings.state.count(REJECTED)
     return Metrics(
         num_prompts=len(timings), completed=len(good), rejected=rejected,
@@ -153,31 +193,37 @@ def _goodput(slo: Mapping[str, float], ttft: np.ndarray, tpot: np.ndarray, e2el:
     return int(met.sum())
 
 
-def _gaps(timings: Timings) -> tuple[np.ndarray, np.ndarray]:
+def _gaps(timings: Timings) -> Iterator[Part]:
     """Every gap between two tokens of a request, and how often it occurred."""
-    gaps, weights = [np.asarray(timings.gaps)], [np.ones(len(timings.gaps), dtype=np.int64)]
+    yield np.asarray(timings.gaps), np.ones(len(timings.gaps), dtype=np.int64)
     for engine in timings.engines:
-        steady = np.asarray(engine.steady)
-        some = np.flatnonzero(steady)  # never the first step: nobody sampled before it
-        ends = np.asarray(engine.ends)
-        gaps.append(ends[some] - ends[some - 1])
-        weights.append(steady[some])
-    return np.concatenate(gaps), np.concatenate(weights)
+        ends, steady = np.asarray(engine.ends), np.asarray(engine.steady)
+        for low in range(1, len(ends), PART):  # nobody sampled before the first step
+            weights = steady[low:low + PART]
+            some = np.flatnonzero(weights)
+            gaps = ends[low:low + PART] - ends[low - 1:low - 1 + len(weights)]
+            yield gaps[some], weights[some].astype(np.int64)
 
 
 def _busiest_second(timings: Timings) -> float:
     """Tokens in the busiest whole second of the clock."""
     first = np.asarray(timings.first)
     times = [first[first >= 0], np.asarray(timings.gap_ends)]
-    counts = [np.ones(len(part)) for part in times]
+    parts: list[Part] = [(part, np.ones(len(part))) for part in times]
     for engine in timings.engines:
-        times.append(np.asarray(engine.ends))
-        counts.append(np.asarray(engine.steady, dtype=np.float64))
-    seconds = np.concatenate(times).astype(np.int64)
-    if not len(seconds):
+        ends, steady = np.asarray(engine.ends), np.asarray(engine.steady)
+        parts += [(ends[low:low + PART], steady[low:low + PART])
+                  for low in range(0, len(ends), PART)]
+    parts = [part for part in parts if len(part[0])]
+    if not parts:
         return 0.0
     # Relative to the first: a log's clock may start anywhere.
-    return float(np.bincount(seconds - seconds.min(), weights=np.concatenate(counts)).max())
+    start = min(int(times.min()) for times, _ in parts)
+    seconds = 1 + max(int(times.max()) for times, _ in parts) - start
+    tokens = np.zeros(seconds)
+    for times, counts in parts:
+        tokens += np.bincount(times.astype(np.int64) - start, counts, seconds)
+    return float(tokens.max())
 
 
 def _peak(at: np.ndarray, last: np.ndarray) -> int:

@@ -23,7 +23,7 @@ class Steps:
     it is one of `steady`, and its gap is this step's end minus the one before."""
 
     ends: array = field(default_factory=lambda: array("d"))
-    steady: array = field(default_factory=lambda: array("q"))
+    steady: array = field(default_factory=lambda: array("i"))
     busy: float = 0.0  # seconds in which a step ran
     preemptions: int = 0
 
