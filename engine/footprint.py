@@ -12,6 +12,7 @@ from engine.core.errors import ConfigError
 from engine.layers.shard import ALONE
 from engine.models.config import ModelConfig
 from engine.models.registry import build_model
+from engine.runner.graphs import LARGEST
 from engine.runner.kv_cache import block_bytes
 
 MIB = 2**20
@@ -29,6 +30,7 @@ class Footprint:
     budget: int
     weights: dict[str, int]  # by part of the model
     activations: int  # estimated: the largest set of tensors alive in one full step
+    graphs: int  # estimated: the same of the largest recorded decode; 0 without CUDA graphs
     kv_per_token: int
     kv_per_block: int
     block_size: int
@@ -42,34 +44,40 @@ class Footprint:
 
     @property
     def kv_budget(self) -> int:
-        return self.budget - self.total_weights - self.activations
+        return self.budget - self.total_weights - self.activations - self.graphs
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "total_weights": self.total_weights, "kv_budget": self.kv_budget,
-                "activations_are": "estimated", "tokens": self.blocks * self.block_size}
+                "activations_are": "estimated", "graphs_are": "estimated",
+                "tokens": self.blocks * self.block_size}
 
 
 def plan_footprint(config: ModelConfig, dtype: torch.dtype, *, budget: int, block_size: int,
-                   step_tokens: int, num_seqs: int, request_tokens: int) -> Footprint:
-    """The budget, divided. TooLittleMemory if not one request of `request_tokens` is left."""
+                   step_tokens: int, num_seqs: int, request_tokens: int,
+                   graphs: bool = False) -> Footprint:
+    """The budget, divided. `graphs`: decodes are recorded as CUDA graphs, which keep their tensors.
+    TooLittleMemory if not one request of `request_tokens` is left."""
     weights = weight_bytes(config, dtype)
     activations = activation_bytes(config, dtype.itemsize, step_tokens, num_seqs)
     token = config.kv_bytes_per_token(dtype.itemsize)
     block = block_bytes(config.num_hidden_layers, block_size, config.num_key_value_heads,
                         config.head_dim, dtype.itemsize)
-    left = budget - sum(weights.values()) - activations
+    kept = activation_bytes(config, dtype.itemsize, min(num_seqs, LARGEST), 0) if graphs else 0
+    left = budget - sum(weights.values()) - activations - kept
     blocks = max(left // block - 1, 0)  # one block is the padding block
     each = -(-request_tokens // block_size)
     if blocks < each:
         held = sum(weights.values())
-        need = held + activations + (each + 1) * block
+        need = held + activations + kept + (each + 1) * block
+        recorded = f"graphs {size_text(kept)} + " if graphs else ""
         raise TooLittleMemory(
             f"{config.name} does not fit {size_text(budget)}: weights {size_text(held)} + "
-            f"activations {size_text(activations)} + {each} + 1 KV blocks of {size_text(block)} "
+            f"activations {size_text(activations)} + {recorded}{each} + 1 KV blocks of "
+            f"{size_text(block)} "
             f"for one request of {request_tokens} tokens make {size_text(need)}, which is "
             f"{size_text(need - budget)} more: raise the budget, or count shorter requests or "
             f"steps of fewer tokens")
-    return Footprint(budget, weights, activations, token, block, block_size, request_tokens,
+    return Footprint(budget, weights, activations, kept, token, block, block_size, request_tokens,
                      blocks, blocks // each)
 
 

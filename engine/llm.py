@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import IO, Any
-
-from tqdm import tqdm
 
 from engine.config import make_config
 from engine.core.errors import RequestError
@@ -51,6 +49,11 @@ class LLM:
     def get_tokenizer(self) -> Any:
         return self.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without sampling_params get: the model's generation_config.json, over
+        SamplingParams' own defaults. Start from it with dataclasses.replace()."""
+        return self.engine.defaults
+
     def generate(self, prompts: Prompt | Sequence[Prompt],
                  sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
                  use_tqdm: bool = False, *,
@@ -58,14 +61,15 @@ class LLM:
         """Run prompts to their end, together; results in the order of the prompts.
 
         A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids` and,
-        if wanted, `cache_salt` and `priority`. One params for all, or one each. RequestError, with
-        nothing run, if a prompt cannot be served; a request that fails while it runs has
-        finish_reason "error" and its `error`.
+        if wanted, `cache_salt` and `priority`. One params for all, or one each; they hold alone,
+        and without any the model's own defaults do. RequestError, with nothing run, if a prompt
+        cannot be served; a request that fails while it runs has finish_reason "error" and its
+        `error`.
         """
         groups = self._submit(as_list(prompts), sampling_params, priority)
         sessions = [session for group in groups for session in group]
         try:
-            for session in tqdm(sessions, disable=not use_tqdm):
+            for session in _progress(sessions) if use_tqdm else sessions:
                 self._run_until_finished(session)
             return [self._result(group) for group in groups]
         finally:
@@ -127,8 +131,8 @@ class LLM:
                 params: SamplingParams | Sequence[SamplingParams] | None,
                 priority: int | Sequence[int]) -> list[list[Session]]:
         """All prompts queued, n sessions each; none of them if one is refused."""
-        all_params = one_each("sampling_params", SamplingParams() if params is None else params,
-                              len(prompts))
+        all_params = one_each("sampling_params", self.engine.defaults if params is None
+                              else params, len(prompts))
         priorities = one_each("priority", priority, len(prompts))
         groups: list[list[Session]] = []
         try:
@@ -166,6 +170,11 @@ class LLM:
                 self.engine.abort(session.request.id)
         for session in sessions:
             self.engine.close(session)
+
+
+def _progress(sessions: list[Session]) -> Iterable[Session]:
+    from tqdm import tqdm
+    return tqdm(sessions)
 
 
 def _sample_params(params: SamplingParams, number: int) -> SamplingParams:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +18,8 @@ from engine.llm import LLM
 from engine.outputs import Delta
 from engine.prompts import Prompt
 
+Number = Annotated[float | None, typer.Option(show_default="the model's own")]
+Count = Annotated[int | None, typer.Option(show_default="the model's own")]
 Samples = Annotated[int, typer.Option("--n", "-n", help="samples a prompt")]
 Prompts = Annotated[list[str] | None, typer.Option("--prompt", "-p", help="may be repeated")]
 
@@ -26,14 +29,16 @@ def generate_command(
     prompt: Prompts = None,
     prompts_file: Annotated[Path | None, typer.Option(help="a prompt a line")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="wrap prompts in the chat template")] = False,
-    max_tokens: int = 64, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0,
-    min_p: float = 0.0, repetition_penalty: float = 1.0, n: Samples = 1,
+    max_tokens: int = 64, temperature: Number = None, top_k: Count = None, top_p: Number = None,
+    min_p: Number = None, repetition_penalty: Number = None, n: Samples = 1,
     stop: Annotated[list[str] | None, typer.Option(help="stop string; may be repeated")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
     seed: opt.EngineSeed = 0,
     log: opt.Log = None,
     dtype: opt.Dtype = "auto", load_format: opt.LoadFormat = "auto",
-    attention: opt.Attention = "auto",
+    attention: opt.Attention = "auto", device: opt.Device = "auto",
+    enforce_eager: opt.EnforceEager = False, overlap: opt.Overlap = None,
+    gpu_memory_utilization: opt.GpuMemory = 0.9,
     max_model_len: opt.MaxModelLen = None,
     num_kv_blocks: opt.NumKvBlocks = None, block_size: opt.BlockSize = None,
     kv_cache_bytes: opt.KvCacheBytes = None, num_cpu_blocks: opt.NumCpuBlocks = None,
@@ -47,10 +52,14 @@ def generate_command(
     """Generate text for one prompt, streamed, or for many, together."""
     engine = opt.engine_options(locals())
     texts = read_prompts(prompt or [], prompts_file)
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, n=n, stop=tuple(stop or ()), ignore_eos=ignore_eos)
+    given: dict[str, Any] = {
+        "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
+        "min_p": min_p, "repetition_penalty": repetition_penalty, "n": n,
+        "stop": tuple(stop) if stop else None, "ignore_eos": ignore_eos}
+    given = {name: value for name, value in given.items() if value is not None}
+    SamplingParams(**given)  # a mistake shows before a model is loaded
     with LLM(model, log=log, seed=seed, **engine) as llm:
+        params = replace(llm.get_default_sampling_params(), **given)
         prompts: list[Prompt] = list(texts)
         if chat:
             prompts = llm.render_chat([[{"role": "user", "content": text}] for text in texts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Column, Table
@@ -12,7 +13,9 @@ from rich.table import Column, Table
 from engine.commands import options as opt
 from engine.core.errors import ConfigError
 from engine.footprint import Footprint, parse_size, plan_footprint, size_text
+from engine.layers.shard import ALONE
 from engine.models.config import ModelConfig, read_model_config
+from engine.runner.device import pick_device
 from engine.runner.model_runner import parse_dtype
 from engine.runner.sizing import free_memory
 from engine.weights.resolve import resolve_model
@@ -27,9 +30,11 @@ def memory_command(
     block_size: Annotated[int, typer.Option(help="tokens a block")] = 16,
     max_num_batched_tokens: Annotated[int, typer.Option(help="tokens a step")] = 2048,
     max_num_seqs: Annotated[int, typer.Option(help="requests at once")] = 128,
+    graphs: Annotated[bool | None, typer.Option(
+        help="decodes recorded as CUDA graphs; by default if a GPU is here")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Say what weights, activations and KV cache take, and how many requests fit a budget."""
+    """Say what weights, activations, CUDA graphs and KV cache take, and how many requests fit."""
     config = read_model_config(resolve_model(model))
     longest = request_tokens or config.max_position_embeddings
     for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs),
@@ -37,14 +42,22 @@ def memory_command(
                         ("request_tokens", longest)):
         if value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
+    device = pick_device("auto", ALONE).type
+    chosen = parse_dtype(dtype, config.dtype, device)
     plan = plan_footprint(
-        config, parse_dtype(dtype, config.dtype),
-        budget=free_memory() if budget is None else parse_size(budget), block_size=block_size,
-        step_tokens=max_num_batched_tokens, num_seqs=max_num_seqs, request_tokens=longest)
+        config, chosen, budget=free_here() if budget is None else parse_size(budget),
+        block_size=block_size,
+        step_tokens=max_num_batched_tokens, num_seqs=max_num_seqs, request_tokens=longest,
+        graphs=torch.cuda.is_available() if graphs is None else graphs)
     if as_json:
         typer.echo(json.dumps(plan.to_json(), indent=2))
     else:
-        show(Console(highlight=False), plan, config, str(parse_dtype(dtype, config.dtype))[6:])
+        show(Console(highlight=False), plan, config, str(chosen)[6:])
+
+
+def free_here() -> int:
+    """Bytes that the first GPU has free, or this machine where there is none."""
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else free_memory()
 
 
 def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str) -> None:
@@ -58,6 +71,8 @@ def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str) -> 
     line("- weights", plan.total_weights, ", ".join(
         f"{part} {size_text(size)}" for part, size in plan.weights.items() if size))
     line("- activations", plan.activations, "estimated, one full step")
+    if plan.graphs:
+        line("- graphs", plan.graphs, "estimated, the largest recorded decode")
     line("= for KV", plan.kv_budget)
     line("KV a token", plan.kv_per_token,
          f"2 x {config.num_hidden_layers} layers x {config.num_key_value_heads} heads x "

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-POOL, POLICY = "KV pool", "Scheduling"
+POOL, POLICY, DEVICE = "KV pool", "Scheduling", "Device"
 
 Model = Annotated[str, typer.Option("--model", "-m",
                                     help="tiny, smollm2, a directory, or a hub id")]
@@ -15,6 +15,15 @@ Log = Annotated[Path | None, typer.Option(help="write the event log here (.gz co
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16, float16, float64")]
 LoadFormat = Annotated[str, typer.Option(help="dummy: random weights, for timing")]
 Attention = Annotated[str, typer.Option(help="attention back end")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N", rich_help_panel=DEVICE)]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="no CUDA graphs",
+                                            rich_help_panel=DEVICE)]
+Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the layers",
+                                       rich_help_panel=DEVICE)]
+Overlap = Annotated[bool | None, typer.Option(
+    help="start a step while the last one runs; by default on CUDA", rich_help_panel=DEVICE)]
+GpuMemory = Annotated[float, typer.Option("--gpu-memory-utilization", rich_help_panel=DEVICE,
+                                          help="share of a GPU's memory to use")]
 EngineSeed = Annotated[int, typer.Option(help="seed of requests that bring none")]
 MaxModelLen = Annotated[int | None, typer.Option(help="longest request, prompt and output")]
 NumKvBlocks = Annotated[int | None, typer.Option(help="blocks in the pool", rich_help_panel=POOL)]
@@ -39,7 +48,8 @@ Order = Annotated[str, typer.Option(help="fcfs, priority, sjf, longest_prefix",
 Preemption = Annotated[str, typer.Option(help="recompute, swap", rich_help_panel=POLICY)]
 
 ENGINE_OPTIONS = (
-    "dtype", "load_format", "attention", "max_model_len", "num_kv_blocks", "block_size",
+    "dtype", "load_format", "attention", "device", "enforce_eager", "compile", "overlap",
+    "gpu_memory_utilization", "max_model_len", "num_kv_blocks", "block_size",
     "kv_cache_bytes", "num_cpu_blocks", "eviction", "max_num_seqs", "max_num_batched_tokens",
     "long_prefill_token_threshold", "tensor_parallel_size", "batching", "order", "preemption",
     "enable_prefix_caching")

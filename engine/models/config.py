@@ -65,7 +65,7 @@ def read_model_config(directory: Path) -> ModelConfig:
     ModelNotFound if there is no readable config.json; UnsupportedModel naming the first setting
     that this engine would compute wrongly.
     """
-    raw = _read_json(directory / "config.json")
+    raw = read_json(directory / "config.json")
     if raw is None:
         raise ModelNotFound(f"{directory} has no config.json: "
                             f"it is not a Hugging Face model directory")
@@ -116,7 +116,8 @@ def _read_experts(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
             "mlp_only_layers": tuple(raw.get("mlp_only_layers") or ())}
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None if there is no file. ModelNotFound if it holds none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -182,7 +183,7 @@ def _read_rope(raw: dict[str, Any], name: str) -> RopeConfig:
 
 
 def _read_eos(raw: dict[str, Any], directory: Path) -> tuple[int, ...]:
-    generation = _read_json(directory / "generation_config.json") or {}
+    generation = read_json(directory / "generation_config.json") or {}
     eos = generation.get("eos_token_id", raw.get("eos_token_id"))
     for named in (eos, raw.get("eos_token_id")):
         ids = named if isinstance(named, list) else [named]

@@ -12,7 +12,7 @@ from typing import Any
 from engine.core.batch import Batch, RowFailed
 from engine.core.errors import RequestError
 from engine.core.events import EventLog
-from engine.core.request import Request
+from engine.core.request import Request, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.hub import ParallelError
 from engine.loop import EngineLoop, StepResult
@@ -34,10 +34,13 @@ class Engine:
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner | LeadRunner,
                  tokenizer: TextTokenizer | None, log: EventLog | None = None,
-                 lead: Lead | None = None, pipeline: Pipeline | None = None):
-        """`lead`: the other ranks, if the model is shared with some."""
+                 lead: Lead | None = None, pipeline: Pipeline | None = None,
+                 defaults: SamplingParams | None = None):
+        """`lead`: the other ranks, if the model is shared with some. `defaults`: the parameters of
+        requests that bring none."""
         self.scheduler, self.runner, self.tokenizer, self.log = scheduler, runner, tokenizer, log
         self.lead, self.pipeline = lead, pipeline
+        self.defaults = defaults or SamplingParams()
         self.on_step: Callable[[Batch, StepOutput, float], None] | None = None  # hears of each
         self.loop = EngineLoop(scheduler, log, on_finish=self._on_finish)
         self.sessions: dict[str, Session] = {}  # by request id, until their consumer drops them

@@ -3,7 +3,8 @@
 A CUDA graph repeats kernels with the very addresses they were recorded with. So a step's arrays are
 copied into buffers that stay where they are, and a batch between two recorded sizes is filled up
 with padding rows: token 0 at position 0, slot -1 (nothing is written), a context of length 1 in the
-padding block (length 0 would be 0/0 in some kernels). Their logits are thrown away.
+padding block (length 0 would be 0/0 in some kernels). Their results are thrown away. The results
+of all sizes share one buffer, and the head, which would need the largest one, is left outside.
 
 All of this is ordinary code. `CudaRecorder` records real graphs; `EagerRecorder` remembers the
 function and calls it again on the same buffers, on any device: tests and `verify` use that.
@@ -127,16 +128,17 @@ def _padded(values: np.ndarray, size: int, padding: int) -> np.ndarray:
 class DecodeGraphs:
     """The recorded sizes of one runner.
 
-    `compute(ids, positions, plan)` is the forward pass for rows of one token, giving the logits of
-    all; `attention` makes the plan: once over the buffers if the recorder lasts, else every time.
+    `compute(ids, positions, plan)` is the forward pass of rows of one token up to the last norm;
+    `attention` makes the plan: once over the buffers if the recorder lasts, else every time.
     """
 
     def __init__(self, compute: Callable[..., torch.Tensor], attention: Any, *, num_blocks: int,
-                 width: int, sizes: list[int], recorder: Recorder, device: torch.device):
-        """`width`: blocks of the longest request. ConfigError if the recording fails."""
+                 width: int, sizes: list[int], recorder: Recorder, out: torch.Tensor):
+        """`width`: blocks of the longest request. `out` [sizes[-1], hidden]: where the results go.
+        ConfigError if the recording fails."""
         self.compute, self.attention, self.num_blocks = compute, attention, num_blocks
-        self.sizes, self.recorder = sizes, recorder
-        self.buffers = Buffers(sizes[-1], width, num_blocks, device)
+        self.sizes, self.recorder, self.out = sizes, recorder, out
+        self.buffers = Buffers(sizes[-1], width, num_blocks, out.device)
         self._replays: dict[int, Call] = {}
         gc.collect()  # what is freed while recording would be freed into the graphs' pool
         for size in reversed(sizes):
@@ -150,14 +152,18 @@ class DecodeGraphs:
                 ) from error
 
     def _call(self, size: int) -> Call:
-        buffers = self.buffers
+        buffers, out = self.buffers, self.out[:size]
         ids, positions = buffers.input_ids[:size], buffers.positions[:size]
+        fixed = None
         if self.recorder.lasting:
             fixed = self.attention.decode_plan(buffers.slots[:size], buffers.seqlens_k[:size],
                                                buffers.tables[:size])
-            return lambda: self.compute(ids, positions, fixed)
-        return lambda: self.compute(
-            ids, positions, self.attention.plan(buffers.as_inputs(size), self.num_blocks))
+
+        def call() -> torch.Tensor:
+            plan = fixed if fixed is not None else self.attention.plan(buffers.as_inputs(size),
+                                                                       self.num_blocks)
+            return out.copy_(self.compute(ids, positions, plan))
+        return call
 
     def size_for(self, inputs: StepInputs) -> int | None:
         """The recorded size to replay for this step; None if it must run eagerly: a row has
@@ -168,14 +174,14 @@ class DecodeGraphs:
         return next(size for size in self.sizes if size >= rows)
 
     def run(self, inputs: StepInputs, size: int, late: Fill | None = None) -> torch.Tensor:
-        """Logits [sampling rows, vocabulary] of a step for which size_for() gave `size`. They lie
-        in memory that the next replay overwrites."""
+        """[sampling rows, hidden] of a step for which size_for() gave `size`, for the head. They
+        lie in memory that the next replay overwrites."""
         self.buffers.fill(inputs, size, late)
-        logits = self._replays[size]()
+        hidden = self._replays[size]()
         wanted = inputs.logits_indices
         if len(wanted) == len(inputs.seqlens_k):
-            return logits[:len(wanted)]
-        return logits.index_select(0, upload((wanted,), logits.device)[0])
+            return hidden[:len(wanted)]
+        return hidden.index_select(0, upload((wanted,), hidden.device)[0])
 
 
 def why_no_graphs(attention: Any, model: Any) -> str | None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from engine.attention.upload import upload
 from engine.core.request import Request, SamplingParams
 
 
@@ -42,8 +43,8 @@ class Entries:
 
     def tensors(self, like: torch.Tensor) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
         """((rows, ids), values), ready to index `like`."""
-        rows, ids, values = (torch.from_numpy(np.concatenate(part)).to(like.device)
-                             for part in (self._rows, self._ids, self._values))
+        rows, ids, values = upload([np.concatenate(part) for part in (
+            self._rows, self._ids, self._values)], like.device)
         return (rows, ids), values.to(like.dtype)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -88,7 +89,7 @@ class ModelRunner:
                  shard: Shard = ALONE, device: torch.device | str = "cpu"):
         self.model, self.config, self.shard = model, config, shard
         self.block_size, self.seed, self.max_model_len = block_size, seed, max_model_len
-        self.device = torch.device(device)
+        self.device, self.dtype = torch.device(device), dtype
         kv_heads = kv_heads_of(config, shard)
         heads = shard.share(config.num_attention_heads, "num_attention_heads")
         self.rope = RopeTable(config, max_model_len, dtype, self.device)
@@ -101,14 +102,20 @@ class ModelRunner:
             use_kernels(model, self.attention.kernels)
         self.graphs: DecodeGraphs | None = None
 
-    @torch.inference_mode()
     def record_graphs(self, max_num_seqs: int, recorder: Recorder) -> None:
         """Compute decode steps of up to `max_num_seqs` rows over static buffers from now on.
         ConfigError if the recording fails."""
-        self.graphs = DecodeGraphs(
-            self.compute, self.attention, num_blocks=self.cache.num_blocks,
-            width=-(-self.max_model_len // self.block_size), sizes=bucket_sizes(max_num_seqs),
-            recorder=recorder, device=self.device)
+        self.graphs = self.make_graphs(bucket_sizes(max_num_seqs), recorder)
+
+    @torch.inference_mode()
+    def make_graphs(self, sizes: list[int], recorder: Recorder) -> DecodeGraphs:
+        """Record these sizes, ascending, without putting them to use."""
+        out = torch.empty(sizes[-1], self.config.hidden_size, dtype=self.dtype, device=self.device)
+        with self.current_device():
+            return DecodeGraphs(
+                self._hidden, self.attention, num_blocks=self.cache.num_blocks,
+                width=-(-self.max_model_len // self.block_size), sizes=sizes, recorder=recorder,
+                out=out)
 
     # ------------------------------------------------------------------ a step
     def execute(self, batch: Batch) -> list[int | None | RowFailed]:
@@ -155,6 +162,10 @@ class ModelRunner:
     def launch(self, step: Prepared) -> None:
         """The device's part: moves, forward pass, sampling. On CUDA it is only queued, unless a
         parameter such as a repetition penalty must see the token of the step before."""
+        with self.current_device():
+            self._launch(step)
+
+    def _launch(self, step: Prepared) -> None:
         self.move_blocks(step.batch)
         if step.inputs is None:
             return
@@ -163,12 +174,17 @@ class ModelRunner:
             step.draw = Draw(logits, step.samples, self.seed)
         step.before, step.samples = None, []  # or every step since the first would be kept
 
+    def current_device(self) -> AbstractContextManager[Any]:
+        """Kernels are launched on a thread's current device; this makes it ours."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
     @torch.inference_mode()
     def follow(self, batch: Batch) -> None:
         """`run` for a rank that does not sample: the same moves, the same forward pass."""
-        self.move_blocks(batch)
-        if len(batch):
-            self.forward(self.prepare(batch)[1])
+        with self.current_device():
+            self.move_blocks(batch)
+            if len(batch):
+                self.forward(self.prepare(batch)[1])
 
     def move_blocks(self, batch: Batch) -> None:
         """What the step does to whole blocks, before it computes."""
@@ -187,28 +203,30 @@ class ModelRunner:
         `late` puts token ids into the ids on the device that `inputs` lacks."""
         size = None if self.graphs is None else self.graphs.size_for(inputs)
         if self.graphs is not None and size is not None:
-            return self.graphs.run(inputs, size, late)
+            return self.model.lm_head(self.graphs.run(inputs, size, late))  # type: ignore[operator]
         ids, positions, wanted = upload(
             (inputs.input_ids, inputs.positions, inputs.logits_indices), self.device)
         if late is not None:
             late(ids)
         plan = self.attention.plan(inputs, self.cache.num_blocks)
-        return self.compute(ids, positions, plan, wanted)
+        return self.model(ids, self._context(positions, plan, wanted))
 
-    def compute(self, ids: torch.Tensor, positions: torch.Tensor, plan: Any,
-                wanted: torch.Tensor | None = None) -> torch.Tensor:
-        """The model's forward pass over device tensors; logits of the tokens `wanted` (all)."""
+    def _hidden(self, ids: torch.Tensor, positions: torch.Tensor, plan: Any) -> torch.Tensor:
+        """What the head is given, [tokens, hidden], for every token."""
+        return self.model.model(ids, self._context(positions, plan))  # type: ignore[operator]
+
+    def _context(self, positions: torch.Tensor, plan: Any,
+                 wanted: torch.Tensor | None = None) -> ModelStep:
         layers, attention = self.cache.layers, self.attention
         cos, sin = self.rope.at(positions)
-        step = ModelStep(cos, sin, lambda layer, q, k, v: attention.attend(plan, q, k, v,
+        return ModelStep(cos, sin, lambda layer, q, k, v: attention.attend(plan, q, k, v,
                                                                            *layers[layer]), wanted)
-        return self.model(ids, step)
 
 
 def _token_of(step: Prepared, source: int) -> int:
     """The token that row `source` of a launched step draws; waits for it."""
     assert step.draw is not None
-    return int(step.draw.tokens[source])
+    return step.draw.host_tokens()[source]
 
 
 def kv_heads_of(config: ModelConfig, shard: Shard) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from engine.attention.base import StepInputs
 from engine.core.request import Request, SamplingParams
-from engine.runner.graphs import Call, CudaRecorder, DecodeGraphs, Recorder, bucket_sizes
+from engine.runner.graphs import Call, CudaRecorder, Recorder, bucket_sizes
 from engine.runner.logits import SampleRow
 from engine.runner.model_runner import ModelRunner
 from engine.runner.sampler import Draw
@@ -125,10 +125,7 @@ def graph_memory(runner: ModelRunner, meter: Meter, num_seqs: int,
     sizes = bucket_sizes(num_seqs)
     meter.settle()
     measuring = MeasuringRecorder(recorder or CudaRecorder(), meter)
-    trial = DecodeGraphs(
-        runner.compute, runner.attention, num_blocks=runner.cache.num_blocks,
-        width=-(-runner.max_model_len // runner.block_size), sizes=sizes[-2:], recorder=measuring,
-        device=runner.device)
+    trial = runner.make_graphs(sizes[-2:], measuring)
     del trial
     meter.settle()
     return extrapolate(measuring.used, len(sizes))

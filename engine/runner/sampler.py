@@ -12,14 +12,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from engine.attention.upload import upload
 from engine.core.batch import RowFailed
 from engine.core.request import SamplingParams
 from engine.runner.counter_rng import derive_seeds, uniforms
+from engine.runner.fetch import Fetch
 from engine.runner.logits import SampleRow, adjust_logits
 
 GREEDY_BELOW = 1e-5  # temperatures under this are greedy: 1 / T would overflow
@@ -64,31 +67,35 @@ class Draw:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         raw = _keep_raw(logits, rows)
         adjust_logits(logits, rows)
-        self.best, self.tokens = logits.max(dim=-1)  # NaN wins a maximum
+        best, self.tokens = logits.max(dim=-1)  # NaN wins a maximum
         random = [index for index, row in enumerate(rows)
                   if row.request.params.temperature >= GREEDY_BELOW]
         if random:
             drawing = [rows[index] for index in random]
             numbers = uniforms(request_seeds(drawing, engine_seed),
                                [row.position for row in drawing])
-            drawn = _draw(logits, self.best, drawing, random, numbers)
+            drawn = _draw(logits, best, drawing, random, numbers)
             if len(random) == len(rows):
                 self.tokens = drawn
             else:
-                self.tokens[torch.tensor(random, device=logits.device)] = drawn
-        self.logprobs = {index: _logprobs(values, self.tokens[index], rows[index])
-                         for index, values in raw.items()}
+                self.tokens[_move(random, np.int64, logits.device)] = drawn
+        self._logprobs = {index: _logprobs(values, self.tokens[index], rows[index])
+                          for index, values in raw.items()}
+        self._fetch = Fetch(self.tokens, best)
+
+    def host_tokens(self) -> list[int]:
+        """`tokens` as numbers; waits for the device."""
+        return self._fetch.values()[0]
 
     def read(self) -> Samples:
         """Wait for the device. The same answer whenever it is asked."""
-        tokens: list[int | RowFailed] = self.tokens.tolist()
+        tokens, best = self._fetch.values()
         logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
-        best = self.best.tolist()
         for index, value in enumerate(best):
             if not math.isfinite(value):
                 tokens[index] = _failed(value)
-            elif index in self.logprobs:
-                logprobs[index] = self.logprobs[index].read(int(self.tokens[index]))
+            elif index in self._logprobs:
+                logprobs[index] = _read_logprobs(tokens[index], self._logprobs[index])
         return Samples(tokens, logprobs)
 
 
@@ -97,6 +104,11 @@ def request_seeds(rows: Sequence[SampleRow], engine_seed: int) -> list[int]:
     derived = derive_seeds(engine_seed, [row.request.seq for row in rows])
     return [other if row.request.params.seed is None else row.request.params.seed
             for row, other in zip(rows, derived, strict=True)]
+
+
+def _move(values: Sequence[Any] | np.ndarray, dtype: Any, device: torch.device) -> torch.Tensor:
+    """Values of the host on the device, without waiting for it."""
+    return upload((np.asarray(values, dtype=dtype),), device)[0]
 
 
 def _failed(best: float) -> RowFailed:
@@ -117,11 +129,11 @@ def _draw(logits: torch.Tensor, best: torch.Tensor, rows: Sequence[SampleRow],
     weights = _weights(logits, best, params, where)
     vocab = logits.shape[1]
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
-    picks = torch.from_numpy(numbers).to(logits.device)
+    picks = _move(numbers, np.float64, logits.device)
     widths = np.array([_width(p.top_k, p.top_p, vocab) for p in params])
     for width in np.unique(widths):
         group = np.flatnonzero(widths == width)
-        at = torch.from_numpy(group).to(logits.device)
+        at = _move(group, np.int64, logits.device)
         if width == 0:
             whole = len(group) == len(rows)
             drawn = draw_by_chunks(weights if whole else weights[at], picks if whole else picks[at])
@@ -136,16 +148,16 @@ def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[Sampling
              where: list[int]) -> torch.Tensor:
     """[rows, vocabulary rounded up to whole chunks]: the best token weighs 1, the padding 0."""
     vocab, whole = logits.shape[1], len(where) == logits.shape[0]
-    at = torch.tensor(where, device=logits.device)
-    temperature = torch.tensor([p.temperature for p in params], dtype=logits.dtype,
-                               device=logits.device)[:, None]
+    at = _move(where, np.int64, logits.device)
+    temperature = _move([p.temperature for p in params], np.float64,
+                        logits.device).to(logits.dtype)[:, None]
     weights = torch.zeros(len(params), -(-vocab // CHUNK) * CHUNK, dtype=logits.dtype,
                           device=logits.device)
     mine = weights[:, :vocab]
     torch.sub(logits if whole else logits[at], (best if whole else best[at])[:, None], out=mine)
     mine.div_(temperature).exp_()
     if any(p.min_p for p in params):
-        least = torch.tensor([p.min_p for p in params], dtype=logits.dtype, device=logits.device)
+        least = _move([p.min_p for p in params], np.float64, logits.device).to(logits.dtype)
         mine.masked_fill_(mine < least[:, None], 0.0)
     return weights
 
@@ -188,9 +200,9 @@ def _draw_sorted(weights: torch.Tensor, picks: torch.Tensor, limits: list[tuple[
     """Draw from the best `width` tokens; rows whose top-p reaches further are sorted whole."""
     vocab = weights.shape[1]
     sorted_weights, ids = torch.topk(weights, width, dim=-1)
-    share = torch.tensor([p for _, p in limits], dtype=torch.float64, device=weights.device)
+    share = _move([p for _, p in limits], np.float64, weights.device)
     ends = sorted_weights.cumsum(-1, dtype=torch.float64)
-    by_k = torch.tensor([0 < k < vocab for k, _ in limits], device=weights.device)
+    by_k = _move([0 < k < vocab for k, _ in limits], np.bool_, weights.device)
     total = torch.where(by_k, ends[:, -1], weights.sum(-1, dtype=torch.float64))
     tokens = _pick_nucleus(sorted_weights, ends, ids, share * total, picks)
     if width == vocab or all(0 < k < vocab for k, _ in limits):
@@ -220,18 +232,13 @@ def _keep_raw(logits: torch.Tensor, rows: Sequence[SampleRow]) -> dict[int, torc
             if row.request.params.logprobs is not None}
 
 
-class _Logprobs:
-    """One row's, still on the device."""
-
-    def __init__(self, raw: torch.Tensor, token: torch.Tensor, wanted: int):
-        self.values, self.ids = raw.topk(min(wanted, raw.shape[0]))
-        self.chosen = raw.index_select(0, token.view(1))
-        self.rank = (raw > self.chosen).sum() + 1
-
-    def read(self, token: int) -> TokenLogprobs:
-        return TokenLogprobs(token, float(self.chosen), int(self.rank), tuple(
-            zip(self.ids.tolist(), self.values.tolist(), strict=True)))
+def _logprobs(raw: torch.Tensor, token: torch.Tensor, row: SampleRow) -> Fetch:
+    """What to report of a row whose log-probabilities are `raw` [vocabulary]."""
+    values, ids = raw.topk(min(row.request.params.logprobs or 0, raw.shape[0]))
+    chosen = raw.index_select(0, token.view(1))
+    return Fetch(chosen, (raw > chosen).sum() + 1, ids, values)
 
 
-def _logprobs(raw: torch.Tensor, token: torch.Tensor, row: SampleRow) -> _Logprobs:
-    return _Logprobs(raw, token, row.request.params.logprobs or 0)
+def _read_logprobs(token: int, fetch: Fetch) -> TokenLogprobs:
+    (chosen,), rank, ids, values = fetch.values()
+    return TokenLogprobs(token, chosen, rank, tuple(zip(ids, values, strict=True)))

@@ -136,7 +136,7 @@ class Probe:
         where, rows = self._where, value.detach().reshape(value.shape[0], -1)
         if op in ("norm", "logits"):
             where = [where[token] for token in self._samples]
-            if len(rows) > len(where):  # a replayed step has those of all its rows
+            if len(rows) > len(where):  # a replayed step goes on with all its rows
                 rows = rows[self._samples]
         if where:
             self._compare(op, rows[:len(where)], where)  # what follows are padding rows

@@ -33,9 +33,9 @@ SIDE_BY_SIDE = [
         ("flash", ("bfloat16", "float16")))
     for dtype in dtypes
 ] + [("far_blocks triton", 180), ("far_blocks flash", 180), ("graph triton", 180),
-     ("graph flash", 180), ("upload", 60)]
-ALONE = [("bandwidth", 60), ("time_decode", 150), ("time_prefill", 120), ("time_store", 60),
-         ("sweep_decode", 120), ("sweep_prefill", 120)]
+     ("graph flash", 180), ("upload", 60), ("engine_tokens", 240), ("engine_logits", 120)]
+ALONE = [("bandwidth", 60), ("engine_bench", 150), ("time_decode", 150), ("time_prefill", 120),
+         ("time_store", 60), ("sweep_decode", 120), ("sweep_prefill", 120)]
 
 
 def run_part(name: str, limit: float, options: list[str]) -> dict[str, Any]:

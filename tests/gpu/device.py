@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -85,3 +86,13 @@ class Device:
 
 def median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
+
+
+def guarded(run, *arguments, **named) -> dict[str, Any]:
+    """run(...)'s result, or its error as a result: one size too many must not lose the others."""
+    try:
+        return run(*arguments, **named)
+    except Exception as error:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return {"error": f"{type(error).__name__}: {str(error)[:500]}"}

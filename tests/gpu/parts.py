@@ -1,7 +1,7 @@
 """The checking parts of the GPU script, one a process: python -m tests.gpu.parts NAME ARGUMENTS.
 
 Each returns a dict that goes into the JSON; {"skipped": why} where it cannot run here. timing.py
-has the parts that time.
+and engine_parts.py have the others.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def upload(device: Device) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    from tests.gpu import timing
+    from tests.gpu import engine_parts, timing
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("part")
     parser.add_argument("arguments", nargs="*")
@@ -146,7 +146,8 @@ def main(arguments: list[str]) -> None:
         if device is None:
             record = {"ok": False, "skipped": "no CUDA device here", "no_device": True}
         else:
-            part = globals().get(given.part) or getattr(timing, given.part)
+            part = next(getattr(module, given.part) for module in (sys.modules[__name__], timing,
+                        engine_parts) if hasattr(module, given.part))
             result = part(device, *given.arguments)
             record = {"ok": "skipped" not in result} | result
     except Exception as error:  # recorded, so that the other parts' results are not lost

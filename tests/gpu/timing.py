@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.gpu.device import Device, median
+from tests.gpu.device import Device, guarded, median
 
 DECODES = ((1, 1024), (1, 16384), (16, 1024), (64, 1024), (256, 512), (256, 1024), (64, 4096))
 PREFILLS = (("4 x 4096", ((4096, 0),) * 4), ("16 x 1024", ((1024, 0),) * 16),
@@ -99,16 +99,6 @@ def time_one(device: Device, backend, rows: list[tuple[int, int]], *,
         times = [taken / layers for taken in device.seconds(step)]
         result["launched_us"] = [round(1e6 * taken, 2) for taken in times]
     return result
-
-
-def guarded(run, *arguments, **named) -> dict[str, Any]:
-    """run(...)'s result, or its error as a result: one size too many must not lose the others."""
-    try:
-        return run(*arguments, **named)
-    except Exception as error:
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
 
 
 def time_decode(device: Device) -> dict[str, Any]:

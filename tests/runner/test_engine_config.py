@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,8 @@ def test_one_setting_under_two_names_is_refused():
     ({"max_num_seqs": 0}, "max_num_seqs=0"), ({"block_size": 1.5}, "kvcache_block_size=1.5"),
     ({"max_model_len": -3}, "max_model_len=-3"), ({"gpu_memory_utilization": 1.2}, "gpu_memory"),
     ({"load_format": "gguf"}, "load_format='gguf'"), ({"seed": "x"}, "seed='x'"),
-    ({"tensor_parallel_size": 0}, "tensor_parallel_size=0")])
+    ({"tensor_parallel_size": 0}, "tensor_parallel_size=0"), ({"overlap": 1}, "overlap=1"),
+    ({"compile": "yes"}, "compile='yes'"), ({"enforce_eager": None, "compile": 0}, "compile=0")])
 def test_a_value_that_cannot_work_is_named(options, named):
     with pytest.raises(ConfigError, match=named):
         make_config("m", **options)
@@ -97,6 +99,14 @@ def test_a_budget_below_one_block_is_an_error_with_the_arithmetic():
 def test_more_length_than_the_model_was_trained_for_is_refused():
     with pytest.raises(ConfigError, match="max_model_len=257 is more than the 256 tokens"):
         pool(max_model_len=257)
+
+
+def test_a_model_with_a_sliding_window_serves_no_request_longer_than_it():
+    windowed = replace(MODEL, sliding_window=100)
+    assert plan_pool(make_config("m", num_kv_blocks=99), windowed, torch.float32) == (99, 100)
+    with pytest.raises(ConfigError, match="max_model_len=101 is more than the 100 tokens that m "
+                                          "attends fully only within"):
+        plan_pool(make_config("m", max_model_len=101), windowed, torch.float32)
 
 
 def test_a_path_is_a_model_name_too():

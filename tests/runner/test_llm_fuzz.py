@@ -9,6 +9,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.core.errors import RequestError
 from engine.core.request import FINISH_REASONS
+from engine.runner.model_runner import Prepared
 
 ENGINES = {
     "recompute": dict(num_kv_blocks=16, block_size=4, max_num_batched_tokens=24),
@@ -16,6 +17,8 @@ ENGINES = {
                  max_num_batched_tokens=40),
     "priority, no cache": dict(num_kv_blocks=40, block_size=2, order="priority",
                                enable_prefix_caching=False, max_num_seqs=5),
+    "overlapped": dict(num_kv_blocks=18, block_size=4, preemption="swap", num_cpu_blocks=12,
+                       max_num_batched_tokens=24, overlap=True),
 }
 
 
@@ -65,11 +68,10 @@ def run_one_set(llm: LLM, rng: random.Random) -> dict[str, int]:
     return ends
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_every_request_ends_with_a_reason_and_no_block_stays(name, number=8):
-    llm = LLM("tiny", max_model_len=64, **ENGINES[name])
+def run_sets(llm: LLM, seeds: range) -> dict[str, int]:
+    """run_one_set() of each seed; after each nothing may be left. How often each end occurred."""
     scheduler, total = llm.engine.scheduler, {}
-    for seed in range(number):
+    for seed in seeds:
         for end, times in run_one_set(llm, random.Random(seed)).items():
             total[end] = total.get(end, 0) + times
         while llm.engine.step():
@@ -78,11 +80,46 @@ def test_every_request_ends_with_a_reason_and_no_block_stays(name, number=8):
         assert scheduler.manager.pool.num_free == scheduler.config.num_blocks
         if seed % 4 == 0:
             assert scheduler.reset_prefix_cache()
+    return total
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_every_request_ends_with_a_reason_and_no_block_stays(name, seeds=range(10)):
+    with LLM("tiny", max_model_len=64, **ENGINES[name]) as llm:
+        total = run_sets(llm, seeds)
     assert total["error"] == 0
     assert min(total[end] for end in ("stop", "length", "abort", "refused", "closed")) > 0, total
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("part", range(5))
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_thousand_sets_leave_nothing_behind(name):
-    test_every_request_ends_with_a_reason_and_no_block_stays(name, number=700)
+def test_two_thousand_sets_leave_nothing_behind(name, part):
+    test_every_request_ends_with_a_reason_and_no_block_stays(
+        name, range(1000 + 100 * part, 1100 + 100 * part))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_executor_that_fails_now_and_then_ends_what_it_failed_and_nothing_else(
+        overlap, monkeypatch):
+    rng, thrown = random.Random(7), []
+    with LLM("tiny", max_model_len=64, overlap=overlap, **ENGINES["recompute"]) as llm:
+        launch, read = llm.engine.runner.launch, Prepared.read
+
+        def faulty(step):
+            launch(step)
+            if rng.random() < 0.02:
+                thrown.append("step")
+                raise RuntimeError("CUDA error: an illegal memory access")
+
+        def strange(step):
+            output = read(step)
+            if output.tokens and isinstance(output.tokens[0], int) and rng.random() < 0.02:
+                thrown.append("token")
+                output.tokens[0] = -3
+            return output
+        monkeypatch.setattr(llm.engine.runner, "launch", faulty)
+        monkeypatch.setattr(Prepared, "read", strange)
+        total = run_sets(llm, range(50, 62))
+    assert {"step", "token"} <= set(thrown)
+    assert total["error"] > 0 and total["length"] > 0 and total["stop"] > 0, total

@@ -24,7 +24,7 @@ from tests.runner.cli import run  # noqa: F401  (a fixture)
 SETTINGS = dict(block_size=16, step_tokens=256, num_seqs=8, request_tokens=100)
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "llama-biased", "qwen2", "qwen3", "qwen3-moe"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_what_transformers_holds(family, dtype, checkpoint):
     directory, reference = checkpoint(family)
@@ -57,6 +57,17 @@ def test_too_little_states_the_sum_and_the_budget_it_names_suffices():
     assert plan_footprint(config, torch.float32, budget=need, **SETTINGS).requests == 1
     with pytest.raises(TooLittleMemory):
         plan_footprint(config, torch.float32, budget=need - 1, **SETTINGS)
+
+
+def test_recorded_decodes_keep_their_tensors_and_the_sum_says_so():
+    config = read_model_config(TINY)
+    options = dict(budget=32 * 2**20, **SETTINGS)
+    without, recorded = (plan_footprint(config, torch.float32, graphs=graphs, **options)
+                         for graphs in (False, True))
+    assert without.graphs == 0 < recorded.graphs == activation_bytes(config, 4, 8, 0)
+    assert without.kv_budget - recorded.kv_budget == recorded.graphs
+    with pytest.raises(TooLittleMemory, match=r"\+ graphs \d+\.\d\d KiB \+ 7 \+ 1 KV blocks"):
+        plan_footprint(config, torch.float32, graphs=True, **{**options, "budget": 5 * 2**20})
 
 
 def test_weights_of_the_loaded_model_agree():

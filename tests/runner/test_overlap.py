@@ -6,6 +6,7 @@ In float64, so that other batches do not change a token by rounding.
 from __future__ import annotations
 
 import random
+import signal
 import threading
 
 import pytest
@@ -223,3 +224,27 @@ def test_a_closed_engine_leaves_no_thread():
     with load(overlap=True) as llm:
         llm.generate([[5]], SamplingParams(max_tokens=2))
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_an_interrupt_waits_for_the_step_and_the_engine_goes_on(overlap, monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with load(overlap=overlap, preemption="swap") as llm:
+            expected = llm.generate([[5, 6]], GREEDY)[0].token_ids
+            prepare, sent = llm.engine.runner.prepare_step, []
+
+            def interrupted(*args):
+                sent.append(args)
+                if len(sent) == 3:
+                    signal.raise_signal(signal.SIGINT)
+                return prepare(*args)
+            with monkeypatch.context() as patch:
+                patch.setattr(llm.engine.runner, "prepare_step", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    llm.generate([[5, 6], [7]], GREEDY)
+            assert len(sent) >= 3 and not llm.engine.sessions
+            assert llm.generate([[5, 6]], GREEDY)[0].token_ids == expected
+            assert llm.engine.scheduler.manager.pool.num_free == 64
+    finally:
+        signal.signal(signal.SIGINT, before)

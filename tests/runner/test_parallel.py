@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -32,7 +33,9 @@ SETTINGS = dict(dtype="float64", max_model_len=64, kvcache_block_size=4, num_kv_
 FAMILIES = {  # 97 tokens of vocabulary never come out even
     "llama": {},
     "llama-biased": {},
+    "mistral": {},
     "qwen2": {},
+    "qwen3-moe": {},
     "qwen3": {"num_key_value_heads": 1},  # fewer than ranks: each holds a copy
 }
 
@@ -77,7 +80,7 @@ def run(llm: LLM) -> tuple[list, list[dict]]:
     return [[sample.token_ids for sample in output.outputs] for output in outputs], decisions
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_decide_and_sample_what_one_does(engine, checkpoint, family):
     directory, _ = checkpoint(family, **FAMILIES[family])
     with LLM(directory, log=EventLog(None, {}), **SETTINGS) as alone:
@@ -231,7 +234,8 @@ def test_options_that_cannot_be_sent_are_refused(checkpoint):
 
 # ------------------------------------------------------------------------------- parts, alone
 
-@pytest.mark.parametrize("family, size", [("llama-biased", 4), ("qwen2", 4), ("qwen3", 2)])
+@pytest.mark.parametrize("family, size", [
+    ("llama-biased", 4), ("qwen2", 4), ("qwen3", 2), ("qwen3-moe", 2)])
 def test_the_ranks_weights_together_are_the_checkpoint(checkpoint, family, size):
     directory, _ = checkpoint(family, **FAMILIES[family])
     config = read_model_config(directory)
@@ -244,6 +248,12 @@ def test_the_ranks_weights_together_are_the_checkpoint(checkpoint, family, size)
             assert torch.equal(torch.cat(mine)[:97], weight)
         elif "o_proj.weight" in name or "down_proj.weight" in name:
             assert torch.equal(torch.cat(mine, dim=1), weight)
+        elif "experts.down" in name:
+            assert torch.equal(torch.cat(mine, dim=2), weight)
+        elif "experts.gate_up" in name:  # each rank's gate channels, then its up channels
+            halves = [torch.cat([part.chunk(2, dim=1)[half] for part in mine], dim=1)
+                      for half in range(2)]
+            assert torch.equal(torch.cat(halves, dim=1), weight)
         elif "qkv" not in name and "gate_up" not in name:
             assert all(torch.equal(part, weight) for part in mine)
 
@@ -305,3 +315,17 @@ def test_a_step_that_fails_on_all_ranks_alike_is_only_a_failed_step():
 def test_a_step_that_fails_on_one_rank_or_elsewhere_ends_the_engine(heard, named):
     with pytest.raises(RankLost, match=named):
         failing_runner(*heard).run(Batch(7))
+
+
+def test_torchrun_benchmarks_two_ranks_with_one_set_of_figures(tmp_path):
+    figures = tmp_path / "figures.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "engine", "bench", "--num-seqs", "3", "--input-len", "5:9", "--output-len", "3:6",
+         "--json", str(figures)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}, cwd=tmp_path,
+        capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("output tokens/s") == 1
+    found = json.loads(figures.read_text())
+    assert found["requests"] == 3 and found["output_tokens"] > 8

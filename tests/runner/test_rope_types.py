@@ -10,7 +10,13 @@ import torch
 from engine.layers.rope import RopeTable, frequencies, rotate
 from engine.models.config import read_model_config
 from engine.weights.errors import UnsupportedModel
-from tests.runner.tiny_models import decode, make_request, make_runner
+from tests.runner.tiny_models import (
+    decode,
+    logits_of,
+    make_batch,
+    make_request,
+    make_runner,
+)
 
 TYPES = {
     "default": {},
@@ -74,6 +80,30 @@ def test_greedy_tokens_of_a_scaled_model_equal_transformers(name, checkpoint):
     decode(runner, [request], 24)
     expected = reference.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
     assert request.tokens == expected[0].tolist()
+
+
+def test_greedy_tokens_of_a_dynamic_model_equal_transformers_within_the_trained_length(checkpoint):
+    """Beyond it transformers turns old keys by other angles than they were stored with."""
+    directory, reference = checkpoint("llama", rope_parameters={
+        "rope_theta": 5000.0, **VARIANTS["dynamic"]})
+    runner, prompt = make_runner(directory, max_model_len=128), [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    request = make_request("r", prompt, range(12))
+    decode(runner, [request], 24)
+    expected = reference.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)
+    assert request.tokens == expected[0].tolist()
+
+
+@pytest.mark.parametrize("family", ["mistral", "qwen2", "qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("name", ["linear", "llama3", "yarn"])
+def test_every_family_reads_its_scaling(family, name, checkpoint):
+    directory, reference = checkpoint(family, rope_parameters={
+        "rope_theta": 5000.0, **VARIANTS[name]})
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+    request = make_request("r", prompt, range(4))
+    logits = logits_of(make_runner(directory), make_batch([(request, 0, len(prompt))]))
+    with torch.no_grad():
+        expected = reference(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
 
 
 def test_theta_is_found_at_the_top_in_rope_scaling_and_in_rope_parameters(tmp_path):

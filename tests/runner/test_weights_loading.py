@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from engine import LLM, SamplingParams
 from engine.core.errors import ConfigError, TandemError
 from engine.layers.shard import Shard
 from engine.models.config import read_model_config
+from engine.models.generation import read_sampling_defaults
 from engine.models.registry import build_model
 from engine.runner.model_runner import load_model, parse_dtype
 from engine.weights.errors import ModelNotFound, UnsupportedModel, WeightsError
@@ -194,3 +196,45 @@ def test_an_unknown_dtype_lists_the_known_ones():
     assert parse_dtype("fp64", "bfloat16") is torch.float64
     with pytest.raises(TandemError, match="'int4'.*known: auto, float32"):
         parse_dtype("int4", "bfloat16")
+
+
+# ------------------------------------------------------------------------- generation_config.json
+
+def defaults_of(directory, tmp_path, **generation):
+    target = shutil.copytree(directory, tmp_path / f"model{len(list(tmp_path.iterdir()))}")
+    (target / "generation_config.json").write_text(json.dumps(generation))
+    return read_sampling_defaults(target)
+
+
+def test_sampling_defaults_are_the_models_where_it_has_some(checkpoint, tmp_path):
+    directory, _ = checkpoint("qwen3")
+    found = defaults_of(directory, tmp_path, do_sample=True, temperature=0.6, top_k=20, top_p=0.95,
+                        repetition_penalty=1.05, min_p=None, max_new_tokens=99, pad_token_id=3,
+                        stop_strings="###", eos_token_id=[1, 2])
+    assert found == SamplingParams(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.05,
+                                   max_tokens=99, stop=("###",))
+    assert defaults_of(directory, tmp_path) == SamplingParams()
+    assert defaults_of(directory, tmp_path, top_k=50) == SamplingParams(top_k=50)
+    greedy = defaults_of(directory, tmp_path, do_sample=False, temperature=0.6, top_k=20)
+    assert greedy == SamplingParams(temperature=0.0)
+
+
+def test_a_default_that_cannot_be_is_named_with_its_file(checkpoint, tmp_path):
+    with pytest.raises(UnsupportedModel, match="generation_config.json: top_p=1.5 must lie in"):
+        defaults_of(checkpoint("qwen3")[0], tmp_path, top_p=1.5)
+
+
+def test_requests_without_params_get_the_models_and_explicit_params_hold_alone(
+        checkpoint, tmp_path):
+    target = shutil.copytree(checkpoint("qwen3")[0], tmp_path / "model")
+    (target / "generation_config.json").write_text(json.dumps(
+        {"do_sample": True, "temperature": 0.6, "top_k": 1, "max_new_tokens": 5}))
+    llm = LLM(target, max_model_len=32)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=1,
+                                                               max_tokens=5)
+    best = SamplingParams(temperature=0.0, max_tokens=5)
+    (own,), (greedy,) = llm.generate([[5, 6, 7]]), llm.generate([[5, 6, 7]], best)
+    assert own.token_ids == greedy.token_ids and len(own.token_ids) == 5  # top_k 1: the best
+    drawn = [llm.generate([[5, 6, 7]], SamplingParams(temperature=3.0, seed=seed))[0].token_ids
+             for seed in range(3)]
+    assert all(len(ids) == 16 for ids in drawn) and len(set(map(tuple, drawn))) == 3
