@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from time import perf_counter, process_time
 from typing import Any
@@ -16,6 +17,7 @@ from engine.core.errors import RequestError, TandemError
 from engine.core.request import Request, SamplingParams
 from engine.llm import LLM
 from engine.runner.session import Session
+from engine.step_profile import StepProfile, StepProfiler
 from engine.workload import Workload
 
 
@@ -57,9 +59,11 @@ class Figures:
     preemptions: int
     peak_rss_bytes: int  # of the process, load and warm-up included
     peak_cuda_bytes: int | None  # allocated by PyTorch; None without CUDA
+    profile: StepProfile | None = None  # of the decode steps, if it was asked for
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        profile = self.profile
+        return {**asdict(self), "profile": None if profile is None else profile.to_json()}
 
 
 def prompt_tokens(batch: Batch) -> int:
@@ -71,18 +75,26 @@ def prompt_tokens(batch: Batch) -> int:
 class StepTimer:
     """Watches an LLM's executor; `turn()` is one engine step, put on its phase's account."""
 
-    def __init__(self, llm: LLM):
-        self.engine = llm.engine
+    def __init__(self, llm: LLM, profiler: StepProfiler | None = None):
+        """`profiler` gets the decode steps."""
+        self.engine, self.profiler = llm.engine, profiler
         self.prefill, self.decode = Phase(), Phase()
         self.ran: list[tuple[Batch, list[Any], float]] = []
         self.inner = self.engine.runner.run
 
     def __enter__(self) -> StepTimer:
-        self.engine.runner.run = self._run  # type: ignore[method-assign]
+        if self.engine.pipeline is not None:  # nothing is inside the executor alone then
+            self.engine.on_step = lambda batch, output, seconds: self.ran.append(
+                (batch, output.tokens, seconds))
+        else:
+            self.engine.runner.run = self._run  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self.engine.runner.run  # the class's own method shows again
+        if self.engine.pipeline is not None:
+            self.engine.on_step = None
+        else:
+            del self.engine.runner.run  # the class's own method shows again
 
     def _run(self, batch: Batch) -> Any:
         started = perf_counter()
@@ -98,8 +110,17 @@ class StepTimer:
         for batch, tokens, inside in self.ran:
             phase = self.prefill if prompt_tokens(batch) else self.decode
             phase.add(batch, tokens, seconds / len(self.ran), inside)
+        if self.profiler is not None:
+            self._profile(self.profiler, seconds)
         self.ran.clear()
         return went_on
+
+    def _profile(self, profiler: StepProfiler, seconds: float) -> None:
+        if len(self.ran) == 1 and not prompt_tokens(self.ran[0][0]) and len(self.ran[0][0]):
+            batch, _, inside = self.ran[0]
+            profiler.add(sum(batch.counts), seconds, inside)
+        else:
+            profiler.drop()
 
 
 def warm_up(llm: LLM, workload: Workload) -> None:
@@ -111,13 +132,15 @@ def warm_up(llm: LLM, workload: Workload) -> None:
     llm.engine.scheduler.reset_prefix_cache()
 
 
-def measure(llm: LLM, workload: Workload, temperature: float) -> Figures:
-    """All requests at once, to their end. BenchError if a request fails or a token is missing."""
+def measure(llm: LLM, workload: Workload, temperature: float, profile: bool = False) -> Figures:
+    """All requests at once, to their end. BenchError if a request fails or a token is missing;
+    ConfigError if a `profile` is asked for where there can be none."""
+    profiler = StepProfiler(llm.engine) if profile else None
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     sessions = [submit(llm, number, workload, temperature)
                 for number in range(len(workload.prompts))]
-    with StepTimer(llm) as timer:
+    with profiler or nullcontext(), StepTimer(llm, profiler) as timer:
         wall, cpu = perf_counter(), process_time()
         while timer.turn():
             pass
@@ -129,7 +152,8 @@ def measure(llm: LLM, workload: Workload, temperature: float) -> Figures:
         len(sessions), workload.input_tokens, made, wall, cpu, made / wall,
         (made + workload.input_tokens) / wall, timer.prefill, timer.decode,
         sum(session.request.num_preemptions for session in sessions), peak_rss(),
-        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None)
+        torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
+        profiler.profile if profiler is not None and profiler.profile.steps else None)
 
 
 def submit(llm: LLM, number: int, workload: Workload, temperature: float) -> Session:

@@ -319,12 +319,14 @@ void attend(const Attention& a, int64_t num_items, const T* q, const T* k, const
 
 // ------------------------------------------------------------------ the small operations
 
+constexpr int64_t SMALL = 32768;  // up to so many numbers one thread is done before others begin
+
 // out = x / rms(x) * weight over rows of `dim`; with `add`, x + add takes x's place and is written
 // to `sum`, which saves reading it again. Rows are [outer, inner, dim], `stride` from outer to outer.
 template <typename T>
 void rms_norm(const T* x, int64_t outer, int64_t inner, int64_t stride, int64_t dim, const T* add,
               T* sums, const T* weight, float eps, T* out, int threads) {
-#pragma omp parallel for num_threads(threads) if (outer * inner * dim > 16384)
+#pragma omp parallel for num_threads(threads) if (outer * inner * dim > SMALL)
     for (int64_t i = 0; i < outer * inner; i++) {
         const T* from = x + i / inner * stride + i % inner * dim;
         Floats squares = {};
@@ -349,7 +351,7 @@ template <typename T>
 void rotate(T* x, int64_t tokens, int64_t heads, int64_t stride, int64_t dim, const T* cos,
             const T* sin, int threads) {
     const int64_t half = dim / 2;
-#pragma omp parallel for num_threads(threads) if (tokens * heads * dim > 16384)
+#pragma omp parallel for num_threads(threads) if (tokens * heads * dim > SMALL)
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t h = 0; h < heads; h++)
             for (int64_t d = 0; d < half; d += LANES) {
@@ -366,7 +368,7 @@ void rotate(T* x, int64_t tokens, int64_t heads, int64_t stride, int64_t dim, co
 // out = silu(gate) * up, where [rows, 2 width] holds gate and up side by side.
 template <typename T>
 void silu_mul(const T* gate_up, int64_t rows, int64_t width, T* out, int threads) {
-#pragma omp parallel for num_threads(threads) if (rows * width > 4096)
+#pragma omp parallel for num_threads(threads) if (4 * rows * width > SMALL)
     for (int64_t r = 0; r < rows; r++)
         for (int64_t d = 0; d < width; d += LANES) {
             Floats x = load(gate_up + 2 * r * width + d);

@@ -17,6 +17,7 @@ from engine.core.errors import ConfigError
 from engine.llm import LLM
 from engine.models.config import read_model_config
 from engine.runner.build import cpu_name, library_versions
+from engine.step_profile import StepProfile
 from engine.weights.resolve import resolve_model
 from engine.workload import Workload, make_workload, parse_range
 
@@ -31,11 +32,16 @@ def bench_command(
     seed: Annotated[int, typer.Option(help="seed of the workload, and of sampling")] = 0,
     temperature: float = 0.6,
     num_threads: Annotated[int | None, typer.Option(help="threads PyTorch computes with")] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="where decode steps spend their time "
+                                                            "(CPU)")] = False,
     json_file: Annotated[Path | None, typer.Option(
         "--json", help="write the figures here; - is stdout, with nothing else on it")] = None,
     log: opt.Log = None,
     dtype: opt.Dtype = "auto", load_format: opt.LoadFormat = "auto",
-    attention: opt.Attention = "auto", max_model_len: opt.MaxModelLen = None,
+    attention: opt.Attention = "auto", device: opt.Device = "auto",
+    enforce_eager: opt.EnforceEager = False, compile: opt.Compile = False,
+    overlap: opt.Overlap = None, gpu_memory_utilization: opt.GpuMemory = 0.9,
+    tensor_parallel_size: opt.TensorParallel = None, max_model_len: opt.MaxModelLen = None,
     num_kv_blocks: opt.NumKvBlocks = None, block_size: opt.BlockSize = None,
     kv_cache_bytes: opt.KvCacheBytes = None, num_cpu_blocks: opt.NumCpuBlocks = None,
     eviction: opt.Eviction = "lru", enable_prefix_caching: opt.PrefixCaching = True,
@@ -55,7 +61,7 @@ def bench_command(
     with LLM(model, log=log, seed=seed, **engine) as llm:
         check_length(llm, workload)
         warm_up(llm, workload)
-        figures = measure(llm, workload, temperature)
+        figures = measure(llm, workload, temperature, profile)
         setup = describe(llm, workload, temperature)
     if json_file is not None:
         write_json(json_file, {**setup, **figures.to_json()})
@@ -113,9 +119,25 @@ def show(console: Console, setup: dict[str, Any], figures: Figures) -> None:
     for name, phase in (("prefill", figures.prefill), ("decode", figures.decode)):
         table.add_row(name, *_cells(phase))
     console.print(table)
+    if figures.profile is not None:
+        show_profile(console, figures.profile)
     cuda = figures.peak_cuda_bytes
     console.print(f"peak memory {figures.peak_rss_bytes / MIB:,.0f} MiB resident"
                   + ("" if cuda is None else f", {cuda / MIB:,.0f} MiB of CUDA"))
+
+
+def show_profile(console: Console, profile: StepProfile) -> None:
+    """A decode step by its parts, and how far it is from its matrix products alone."""
+    each = 1e3 / profile.steps
+    table = Table("decode step", "ms", "share", box=None)
+    for part, seconds in profile.parts.items():
+        table.add_row(part, f"{seconds * each:.2f}", f"{seconds / profile.seconds:.1%}")
+    table.add_row("whole step", f"{profile.seconds * each:.2f}", "100.0%")
+    console.print(table)
+    weights = "oneDNN-packed weights" if profile.packed else "weights that are not packed"
+    console.print(f"{profile.rows / profile.steps:.1f} rows a step; a step takes "
+                  f"[bold]{profile.over_products:.2f} x[/bold] the time of its matrix products "
+                  f"({weights}); the timers cost about 1 %")
 
 
 def _cells(phase: Phase) -> list[str]:

@@ -88,3 +88,41 @@ def test_a_mistake_is_one_sentence(arguments, sentence, run):  # noqa: F811
 
 def test_a_range_may_be_one_number():
     assert parse_range("7", "x") == Range(7, 7) and str(parse_range("3:8", "x")) == "3:8"
+
+
+# ------------------------------------------------------------------------------------ --profile
+
+@pytest.mark.parametrize("attention", ["torch", "auto"])
+def test_a_profile_adds_up_to_the_decode_steps_and_leaves_nothing_behind(attention):
+    workload = make_workload(4, Range(3, 9), Range(4, 8), 1, 1024)
+    with LLM("tiny", max_model_len=32, num_kv_blocks=32, attention=attention) as llm:
+        runner = llm.engine.runner
+        before = set(vars(runner)), set(vars(runner.attention))
+        figures = measure(llm, workload, 0.6, profile=True)
+        assert (set(vars(runner)), set(vars(runner.attention))) == before
+        assert not any(module._forward_hooks or module._forward_pre_hooks
+                       for module in runner.model.modules())
+    profile = figures.profile
+    assert profile.steps == figures.decode.steps and profile.rows == figures.decode.output_tokens
+    assert profile.seconds == pytest.approx(figures.decode.seconds)
+    assert sum(profile.parts.values()) == pytest.approx(profile.seconds)
+    assert all(seconds > 0 for seconds in profile.parts.values()), profile.parts
+    assert profile.over_products == profile.seconds / profile.parts["matrix products"] > 1
+
+
+def test_a_profile_is_in_the_table_and_in_the_json(run, tmp_path):  # noqa: F811
+    file = tmp_path / "bench.json"
+    status, out, _ = run("bench", *SMALL, "--profile", "--json", str(file))
+    assert status == 0 and "x the time of its matrix products" in " ".join(out.split())
+    found = json.loads(file.read_text())["profile"]
+    assert found["steps"] > 0 and found["step_over_products"] > 1 and "attention" in found["parts"]
+
+
+def test_a_profile_of_overlapping_steps_is_refused(run):  # noqa: F811
+    status, _, err = run("bench", *SMALL, "--profile", "--overlap")
+    assert status == 2 and "one after the other" in err and err.count("\n") == 1
+
+
+def test_requests_of_one_token_have_no_decode_steps_to_profile(run):  # noqa: F811
+    status, out, _ = run("bench", *SMALL[:-1], "1", "--profile")
+    assert status == 0 and "decode step" not in out
