@@ -54,6 +54,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("phases.StepPhases._continue_one", "start + count > request.writable -> GtE"): NOTHING,
     ("phases.StepPhases._roll_back", "i > index -> GtE"): "i == index was filtered out",
     ("phases.StepPhases._swap_in", "return False -> return None"): "both are false",
+    ("phases.StepPhases._admit", "return False -> return None"): "both are false",
+    ("phases.StepPhases._block", "return False -> return None"): "both are false",
     ("phases.StepPhases.admit_waiting", "if self.swapped -> if True"): NOTHING,
     ("phases.StepPhases.continue_running", "if end - start == 1 and left"): SHORTCUT,
     ("phases.StepPhases.continue_running", "end - start -> Add"): SHORTCUT,

@@ -204,6 +204,36 @@ def test_a_child_does_not_copy_a_tail_that_this_very_step_brings_back(preemption
     assert joined is not None and joined.copies == []
 
 
+@pytest.mark.parametrize(("chunk", "right"), [
+    (5, ("c0", 4, 3)),  # token 5 of the tail block is written by this very step: no copy of it
+    (6, ("c0", 6, 1))])  # tokens 4 and 5 were written by the step before: the tail is copied
+def test_a_child_copies_a_tail_that_earlier_steps_wrote_and_none_that_this_one_writes(chunk, right):
+    """The parent lost its blocks and comes back in chunks when its child, come late, joins."""
+    one = scheduler(5, 4, max_model_len=16, max_num_batched_tokens=16,
+                    enable_prefix_caching=False, long_prefill_token_threshold=chunk)
+    model = ContentModel(one.config)
+    old = request("old", [1] * 8, 6, user=Script(1))
+    parent, child = family([2] * 7, 1, max_tokens=6, user=Script(2))
+    other = request("other", [3], 9, user=Script(3))
+    submit(one, old, parent)
+    while not parent.num_preemptions:
+        batch = one.schedule()
+        one.commit(batch, model.execute(batch))
+    one.abort("old")
+    submit(one, other)
+    batch = one.schedule()
+    assert rows(batch) == [("p", 0, chunk), ("other", 0, 1)]
+    one.commit(batch, model.execute(batch))
+    submit(one, child)
+    batch = one.schedule()
+    assert rows(batch)[0][:2] == ("p", chunk) and rows(batch)[2] == right
+    assert batch.copies == ([(parent.block_table[1], child.block_table[1])] if chunk == 6 else [])
+    one.commit(batch, model.execute(batch))
+    while one.has_unfinished():
+        batch = one.schedule()
+        one.commit(batch, model.execute(batch))
+
+
 def test_a_child_of_another_prompt_or_salt_is_refused():
     one = scheduler()
     parent = request("p", [1, 2, 3], 3)
