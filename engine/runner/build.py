@@ -15,14 +15,17 @@ from engine.config import EngineConfig
 from engine.core.config import SchedulerConfig
 from engine.core.errors import ConfigError
 from engine.core.events import EventLog
+from engine.core.request import SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.layers.shard import ALONE, Shard
 from engine.models.config import ModelConfig, read_model_config
+from engine.models.generation import read_sampling_defaults
 from engine.models.registry import check_split
 from engine.parallel import Lead
 from engine.runner.device import pick_device
 from engine.runner.engine import Engine
 from engine.runner.graphs import CudaRecorder, why_no_graphs
+from engine.runner.heap import keep_freed_memory
 from engine.runner.kv_cache import block_bytes
 from engine.runner.model_runner import (
     ModelRunner,
@@ -55,7 +58,7 @@ def build_engine(config: EngineConfig, log: str | Path | IO[str] | EventLog | No
     runner = sized.runner()
     overlap = plan.device.type == "cuda" if config.overlap is None else config.overlap
     return Engine(scheduler, runner, plan.tokenizer, events,
-                  pipeline=Pipeline(runner) if overlap else None)
+                  pipeline=Pipeline(runner) if overlap else None, defaults=plan.defaults)
 
 
 def _build_parallel(config: EngineConfig, log: str | Path | IO[str] | EventLog | None,
@@ -71,7 +74,7 @@ def _build_parallel(config: EngineConfig, log: str | Path | IO[str] | EventLog |
         scheduler = LeadScheduler(lead.hub, sized.scheduler, **_parts(events, scheduler_options))
         runner = LeadRunner(sized.runner(), lead)
         lead.hub.gather("ready")
-        return Engine(scheduler, runner, plan.tokenizer, events, lead)
+        return Engine(scheduler, runner, plan.tokenizer, events, lead, defaults=plan.defaults)
     except BaseException:
         lead.close()
         raise
@@ -100,6 +103,7 @@ class Plan:
     device: torch.device
     shard: Shard
     tokenizer: TextTokenizer | None
+    defaults: SamplingParams  # of requests that bring none
 
     @classmethod
     def make(cls, config: EngineConfig, shard: Shard) -> Plan:
@@ -113,7 +117,8 @@ class Plan:
         tokenizer = load_tokenizer(directory) if shard.rank == 0 else None
         if not model.eos_token_ids and tokenizer and tokenizer.eos_token_id is not None:
             model = replace(model, eos_token_ids=(tokenizer.eos_token_id,))
-        return cls(config, directory, model, dtype, device, shard, tokenizer)
+        return cls(config, directory, model, dtype, device, shard, tokenizer,
+                   read_sampling_defaults(directory))
 
     def size(self, minimum: Callable[[int], int] = lambda blocks: blocks) -> Sized:
         """Decide the pool, the same on every rank: `minimum` of a number over all of them. On a
@@ -183,6 +188,8 @@ class Sized:
             compile_layers(weights)
         if plan.records_graphs(runner):
             runner.record_graphs(scheduler.max_num_seqs, CudaRecorder())
+        if plan.device.type == "cpu":
+            keep_freed_memory()
         return runner
 
 

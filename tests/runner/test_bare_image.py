@@ -33,7 +33,8 @@ from engine.workload import Range, make_workload
 import tests.gpu.check, tests.gpu.engine_parts
 
 with LLM("tiny", max_model_len=64, preemption="swap", log=sys.argv[1]) as llm:
-    (out,) = llm.chat([{"role": "user", "content": "Who is Ada?"}], SamplingParams(max_tokens=4))
+    (out,) = llm.chat([{"role": "user", "content": "Who is Ada?"}],
+                      SamplingParams(max_tokens=4, ignore_eos=True))
     assert len(out.token_ids) == 4
     workload = make_workload(2, Range(3, 5), Range(2, 4), 0, 1024)
     warm_up(llm, workload)

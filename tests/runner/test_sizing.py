@@ -13,6 +13,7 @@ from engine.core.errors import ConfigError
 from engine.footprint import TooLittleMemory
 from engine.layers.shard import Shard
 from engine.runner import device as devices
+from engine.runner.build import Plan
 from engine.runner.graphs import EagerRecorder, bucket_sizes
 from engine.runner.profiling import extrapolate, graph_memory, largest_step, profile
 from engine.runner.sizing import GpuMemory, TandemWarning, check_swap_pool, plan_pool
@@ -80,6 +81,18 @@ def test_a_swap_pool_beyond_the_machines_memory_is_refused():
     check_swap_pool(10, 100)
     with pytest.raises(ConfigError, match="num_cpu_blocks=1000000000 take .* TiB|GiB"):
         check_swap_pool(10**9, 10**6)
+
+
+def test_every_rank_takes_the_smallest_pool_of_all():
+    plan = Plan.make(make_config("tiny", num_kv_blocks=50, max_model_len=64), Shard())
+    asked = []
+
+    def minimum(blocks):
+        asked.append(blocks)
+        return 40
+    sized = plan.size(minimum)
+    assert asked == [50] and sized.scheduler.num_blocks == 40
+    assert sized.scheduler.max_model_len == 64
 
 
 # ------------------------------------------------------------------------------------- measuring

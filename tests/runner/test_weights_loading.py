@@ -132,6 +132,25 @@ def test_a_file_cut_at_any_byte_is_a_named_error(share, checkpoint, tmp_path_fac
         load(directory)
 
 
+FILES = sorted(path.name for path in resolve_model("tiny").glob("*.json"))
+
+
+@settings(max_examples=25, deadline=None)
+@given(name=st.sampled_from(FILES), share=st.floats(0, 1))
+def test_any_file_cut_at_any_byte_is_a_named_error_or_does_not_matter(
+        name, share, tmp_path_factory):
+    directory = shutil.copytree(resolve_model("tiny"), tmp_path_factory.mktemp("cut") / "tiny")
+    content = (directory / name).read_bytes()
+    (directory / name).write_bytes(content[:int(len(content) * share)])
+    try:
+        with LLM(directory, max_model_len=16, num_kv_blocks=1) as llm:
+            (out,) = llm.generate([[5, 6]], SamplingParams(max_tokens=2, ignore_eos=True))
+    except TandemError as error:
+        assert name in str(error) or "tokenizer" in str(error)
+    else:
+        assert len(out.token_ids) == 2
+
+
 def test_a_directory_without_safetensors_says_so(checkpoint, tmp_path):
     directory = copy_of(checkpoint("llama")[0], tmp_path)
     (directory / WEIGHTS).unlink()
