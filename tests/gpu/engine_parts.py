@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.gpu.device import Device, guarded, median
-from tests.gpu.parts import verdict
+from tests.gpu.parts import shape, verdict
 
 QWEN3_06B = {  # its config.json, as far as it is read
     "architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 1024,
@@ -115,7 +115,8 @@ def engine_logits(device: Device) -> dict[str, Any]:
 
 def engine_bench(device: Device) -> dict[str, Any]:
     """nano-vllm's benchmark (256 requests, 100 to 1,024 tokens in and out), each way to run it."""
-    ways = {
+    from engine.attention.select import availability
+    ways: dict[str, dict[str, Any]] = {
         "triton, graphs, look-ahead": {"attention": "triton"},
         "triton, graphs": {"attention": "triton", "overlap": False},
         "triton, look-ahead": {"attention": "triton", "enforce_eager": True},
@@ -130,6 +131,11 @@ def engine_bench(device: Device) -> dict[str, Any]:
         for number, (name, options) in enumerate(ways.items()):
             if device.late():
                 return found | {"stopped": "no time left"}
+            reason = availability(shape(device, options.get("block_size", 16)))[
+                options["attention"]]
+            if reason is not None:
+                found[name] = {"unavailable": reason}
+                continue
             scale = 1 if number == 0 else 4  # the first way runs the whole workload
             found[name] = guarded(serve, device, model, found["read_bytes_per_s"], scale, options)
     return found
