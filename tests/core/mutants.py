@@ -223,7 +223,7 @@ class _Finder:
                          lambda o=other: setattr(node, "op", o()))
             for index, operand in enumerate(node.values):
                 yield Change(operand.lineno, named(f"without {ast.unparse(operand)}"),
-                             lambda i=index: node.values.pop(i))
+                             lambda i=index: _without_operand(node, i))
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
             yield Change(node.lineno, named("without " + type(node.op).__name__),
                          lambda: _without_sign(node))
@@ -251,6 +251,13 @@ class _Finder:
         else:
             return  # texts: their tests quote them where it matters
         yield Change(node.lineno, named(repr(other)), lambda: setattr(node, "value", other))
+
+
+def _without_operand(node: ast.BoolOp, index: int) -> None:
+    """`x and y` becomes `y and y`, which is y: the syntax tree wants two operands."""
+    del node.values[index]
+    if len(node.values) == 1:
+        node.values *= 2
 
 
 def _without_sign(node: ast.UnaryOp) -> None:

@@ -2,8 +2,9 @@
 
 Each mutant is one small change of one module: a comparison, an operator, a constant, a condition,
 a statement left out. It lives in a forked process only (the source is never touched), where the
-tests run, nearest ones first, until one fails. CPU time is limited, so an endless loop counts as
-killed. What survives is printed; EQUIVALENT in mutants.py says which survivors no test can tell.
+tests run, nearest ones first, until one fails (see nursery.py). CPU time is limited, so an endless
+loop counts as killed. What survives is printed; EQUIVALENT in mutants.py says which survivors no
+test can tell.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import contextlib
 import importlib.abc
 import importlib.util
 import os
+import pickle
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from tests.core.mutants import changes, reason
+from tests.core.mutants import EQUIVALENT, changes, reason
+from tests.core.nursery import Nursery, other_code
+
+Say = Callable[[str], None]
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "engine" / "core"
@@ -101,49 +107,94 @@ def test_files(module: str) -> list[list[str]]:
     return [[str(folder / f"test_{name}.py") for name in names] for names in rounds if names]
 
 
-def run_tests(mutant: Mutant | None, module: str, cpu_limit: int) -> int:
+def limits() -> None:
+    """What a mutant may use up."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, CPU_LIMIT + 5))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    sys.setrecursionlimit(2000)
+
+
+def run_tests(mutant: Mutant) -> int:
     """In a forked process: 0 if all tests pass."""
     import pytest
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_limit, cpu_limit + 5))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    limits()
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
-    os.environ["TANDEM_MUTANT"] = mutant.key if mutant else "none"
-    sys.setrecursionlimit(2000)
-    if mutant is not None:
-        sys.meta_path.insert(0, MutantFinder(mutant))
-    for files in test_files(module):
+    sys.meta_path.insert(0, MutantFinder(mutant))
+    for files in test_files(mutant.module):
         if pytest.main([*files, *PYTEST]) != 0:
             return 1
     return 0
 
 
-def fork(mutant: Mutant | None, module: str, cpu_limit: int = CPU_LIMIT) -> int:
-    """The id of a process that runs the tests and exits with 0 if the mutant survives. It stays
-    in this process group: stopping and continuing the group pauses the whole run."""
+def fork(mutant: Mutant) -> int:
+    """The id of a process that runs the tests from a fresh start and exits with 0 if the mutant
+    survives. It stays in this process group: stopping and continuing the group pauses it all."""
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            code = run_tests(mutant, module, cpu_limit)
+            code = run_tests(mutant)
         finally:
             os._exit(code)
     return pid
 
 
-def survivors(mutants: list[Mutant], jobs: int, say) -> list[Mutant]:
+def survivors(mutants: list[Mutant], jobs: int, say: Say) -> list[Mutant]:
     """Run them all, `jobs` at a time; those that no test noticed."""
+    originals = {module: compile((CORE / f"{module}.py").read_text(), str(CORE / f"{module}.py"),
+                                 "exec") for module in {mutant.module for mutant in mutants}}
+    codes = {mutant: other_code(originals[mutant.module], compiled(mutant)) for mutant in mutants}
+    alive, left = in_nursery({mutant: (f"{mutant.module}.{found[0]}", found[1])
+                              for mutant, found in codes.items() if found is not None}, jobs, say)
+    rest = [mutant for mutant, found in codes.items() if found is None or mutant in left]
+    say(f"{len(rest)} from a fresh start")
+    return alive + run_all(rest, fork, jobs, say)
+
+
+def in_nursery(codes: dict[Mutant, tuple[str, CodeType]], jobs: int, say: Say
+               ) -> tuple[list[Mutant], set[Mutant]]:
+    """Run the mutants of function bodies: the survivors, and those that need a fresh start. In a
+    process of its own, so that this one never imports the core."""
+    import pytest
+
+    def work(nursery: Nursery) -> None:
+        left = {mutant for mutant in codes if not nursery.has_callers(codes[mutant][0])}
+        alive = run_all([mutant for mutant in codes if mutant not in left],
+                        lambda mutant: nursery.start(*codes[mutant], limits), jobs, say)
+        told.write_bytes(pickle.dumps((alive, left)))
+
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "result"
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                pytest.main([str(Path(__file__).parent), *PYTEST, "-s"],
+                            plugins=[Nursery(work, CORE, NEAREST)])
+                code = 0
+            finally:
+                os._exit(code)
+        os.waitpid(pid, 0)
+        if not told.exists():
+            sys.exit("the tests fail without any mutant; mend them first")
+        return pickle.loads(told.read_bytes())
+
+
+def run_all(mutants: list[Mutant], start: Callable[[Mutant], int], jobs: int, say: Say
+            ) -> list[Mutant]:
+    """Start each, `jobs` at a time; those whose process exits with 0."""
     alive: list[Mutant] = []
     running: dict[int, Mutant] = {}
     queue, done, watch = list(reversed(mutants)), 0, Watch()
     while queue or running:
         while queue and len(running) < jobs:
             mutant = queue.pop()
-            running[fork(mutant, mutant.module)] = mutant
+            running[start(mutant)] = mutant
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
-            time.sleep(0.02)
+            time.sleep(0.005)
             watch.look(running)
             continue
         mutant = running.pop(pid)
@@ -207,17 +258,17 @@ def main() -> None:
         return
     warm_up()
     begin = time.monotonic()
-    for module in modules:
-        if os.waitpid(fork(None, module, 600), 0)[1] != 0:
-            sys.exit(f"the tests fail without any mutant (nearest to {module}); mend them first")
-        break
-    alive = survivors(mutants, args.jobs, lambda text: print(text, flush=True))
+    with os.fdopen(os.dup(1), "w") as out:  # pytest's own output is not wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        alive = survivors(mutants, args.jobs, lambda text: print(text, file=out, flush=True))
+        os.dup2(out.fileno(), 1)
     report(mutants, alive, time.monotonic() - begin)
 
 
 def warm_up() -> None:
     """Import once what every forked process needs, but nothing of the core."""
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.environ["TANDEM_MUTANT"] = "1"  # some tests do less then
     import hypothesis.stateful  # noqa: F401
     import pytest
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), \
@@ -240,6 +291,10 @@ def report(mutants: list[Mutant], alive: list[Mutant], seconds: float) -> None:
     for mutant in alive:
         if not reason(mutant.key):
             print(f"engine/core/{mutant.module}.py:{mutant.line}: {mutant.name}")
+    for place, part in EQUIVALENT:  # of modules that were run whole
+        if place.partition(".")[0] in total and not any(
+                m.key.startswith(place + ": ") and part in m.name for m in mutants):
+            print(f"no such mutant any more: {place}: {part}")
 
 
 if __name__ == "__main__":
