@@ -123,6 +123,7 @@ def test_a_recording_that_fails_names_the_size_and_the_way_out(checkpoint):
         runner.record_graphs(3, Refuses())
 
 
+@pytest.mark.nightly  # the compiler takes a minute
 @pytest.mark.parametrize("overlap", [False, True])
 def test_layers_compiled_together_give_the_same_tokens(overlap):
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
