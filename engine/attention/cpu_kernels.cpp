@@ -1,4 +1,4 @@
-// The CPU's own kernels: paged attention, RMSNorm, rotary embedding, the gated activation.
+// The CPU's own kernels: paged attention, matrix products, RMSNorm, rotary embedding, activation.
 //
 // Compiled on demand by cpu_build.py with nothing but a C++ compiler, called from cpu_kernels.py
 // with plain pointers. Numbers are stored as float or bfloat16 and always computed in float.
@@ -317,12 +317,64 @@ void attend(const Attention& a, int64_t num_items, const T* q, const T* k, const
     }
 }
 
+// ------------------------------------------------------------------ matrix products
+
+constexpr int PANEL = 16;  // outputs whose weights lie side by side: [outputs / 16, inputs, 16]
+constexpr int STRIP = 6;   // rows of x taken together: 6 x 16 sums fill the 16 AVX registers
+constexpr int64_t STAY = 96;  // rows of x that are run against all panels before the next rows are
+
+// R rows of x times one panel: every weight is loaded once for R rows, every x once for 16 outputs.
+template <int R>
+inline void strip(const float* x, int64_t depth, const float* panel, const float* bias, float* out,
+                  int64_t width) {
+    Floats sums[R][2];
+    for (int r = 0; r < R; r++)
+        for (int h = 0; h < 2; h++)
+            sums[r][h] = bias == nullptr ? Floats{} : load(bias + h * LANES);
+    for (int64_t k = 0; k < depth; k++) {
+        Floats low = load(panel + k * PANEL), high = load(panel + k * PANEL + LANES);
+        for (int r = 0; r < R; r++) {
+            sums[r][0] += x[r * depth + k] * low;
+            sums[r][1] += x[r * depth + k] * high;
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int h = 0; h < 2; h++) store(out + r * width + h * LANES, sums[r][h]);
+}
+
+// out [rows, width] = x [rows, depth] times the panels' transpose, plus bias. Threads share the
+// panels; each is read from memory once for up to STAY rows, which stay in the cache meanwhile.
+void multiply(const float* x, int64_t rows, int64_t depth, const float* panels, int64_t width,
+              const float* bias, float* out, int threads) {
+#pragma omp parallel num_threads(threads)
+    for (int64_t start = 0; start < rows; start += STAY) {
+        const int64_t many = std::min(STAY, rows - start), strips = (many + STRIP - 1) / STRIP;
+#pragma omp for schedule(static) nowait
+        for (int64_t p = 0; p < width / PANEL; p++)
+            for (int64_t s = 0; s < strips; s++) {  // strips of equal height, give or take one
+                const int64_t first = start + many * s / strips;
+                const int64_t height = start + many * (s + 1) / strips - first;
+                auto run = [&](auto rows_at_once) {
+                    rows_at_once(x + first * depth, depth, panels + p * depth * PANEL,
+                                 bias == nullptr ? nullptr : bias + p * PANEL,
+                                 out + first * width + p * PANEL, width);
+                };
+                if (height == 6) run(strip<6>);
+                else if (height == 5) run(strip<5>);
+                else if (height == 4) run(strip<4>);
+                else if (height == 3) run(strip<3>);
+                else if (height == 2) run(strip<2>);
+                else run(strip<1>);
+            }
+    }
+}
+
 // ------------------------------------------------------------------ the small operations
 
 constexpr int64_t SMALL = 32768;  // up to so many numbers one thread is done before others begin
 
 // out = x / rms(x) * weight over rows of `dim`; with `add`, x + add takes x's place and is written
-// to `sum`, which saves reading it again. Rows are [outer, inner, dim], `stride` from outer to outer.
+// to `sum`, which saves reading it again. Rows are [outer, inner, dim], `stride` apart.
 template <typename T>
 void rms_norm(const T* x, int64_t outer, int64_t inner, int64_t stride, int64_t dim, const T* add,
               T* sums, const T* weight, float eps, T* out, int threads) {
@@ -384,6 +436,11 @@ void silu_mul(const T* gate_up, int64_t rows, int64_t width, T* out, int threads
 // ------------------------------------------------------------------ what Python calls
 
 extern "C" int max_threads() { return omp_get_max_threads(); }
+
+extern "C" void multiply_float32(const float* x, int64_t rows, int64_t depth, const float* panels,
+                                 int64_t width, const float* bias, float* out, int threads) {
+    multiply(x, rows, depth, panels, width, bias, out, threads);
+}
 
 #define EXPORT(T, suffix)                                                                         \
     extern "C" void attend_##suffix(                                                              \

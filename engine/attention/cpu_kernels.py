@@ -10,6 +10,7 @@ import torch
 
 from engine.attention.cpu_build import load_library
 
+PANEL = 16  # outputs of a weight matrix that lie side by side
 LANES = 8  # numbers the kernels take at a time: every width must be a multiple
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -18,6 +19,7 @@ _SIGNATURES: dict[str, list] = {
                c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3, c_int],
     "rms_norm": [c_void_p, *[c_int64] * 4, *[c_void_p] * 3, c_float, c_void_p, c_int],
     "rotate": [c_void_p, *[c_int64] * 4, c_void_p, c_void_p, c_int],
+    "multiply": [c_void_p, *[c_int64] * 2, c_void_p, c_int64, c_void_p, c_void_p, c_int],
     "silu_mul": [c_void_p, c_int64, c_int64, c_void_p, c_int],
 }
 
@@ -32,11 +34,30 @@ class Kernels:
         self._rms_norm = _function(library, "rms_norm", dtype)
         self._rotate = _function(library, "rotate", dtype)
         self._silu_mul = _function(library, "silu_mul", dtype)
+        self._multiply = (_function(library, "multiply", dtype) if dtype == torch.float32 else None)
 
     @staticmethod
     def fits(width: int) -> bool:
         """True if rows of `width` numbers can be taken whole."""
         return width % LANES == 0
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """`weight` [out, in] as `multiply` reads it, [out / 16, in, 16]; None if it cannot be: the
+        product is for float32 and outputs that are a multiple of 16."""
+        if self._multiply is None or weight.shape[0] % PANEL:
+            return None
+        return weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+
+    def multiply(self, x: torch.Tensor, panels: torch.Tensor,
+                 bias: torch.Tensor | None) -> torch.Tensor:
+        """x W^T + b of [rows, in], with W packed: [rows, out]."""
+        assert self._multiply is not None
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], panels.shape[0] * PANEL)
+        self._multiply(x.data_ptr(), x.shape[0], x.shape[1], panels.data_ptr(), out.shape[1],
+                       None if bias is None else bias.data_ptr(), out.data_ptr(),
+                       torch.get_num_threads())
+        return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x / rms(x) * weight over the last dimension of [rows, dim] or [tokens, heads, dim], heads

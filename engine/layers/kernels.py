@@ -15,6 +15,15 @@ class LayerKernels(Protocol):
         """True if rows of `width` numbers can be computed; asked once, when a layer is made."""
         ...
 
+    def pack(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """`weight` [out, in] as `multiply` reads it; None: leave this one to PyTorch."""
+        ...
+
+    def multiply(self, x: torch.Tensor, panels: torch.Tensor,
+                 bias: torch.Tensor | None) -> torch.Tensor:
+        """x W^T + b with W packed."""
+        ...
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """[rows, dim] or [tokens, heads, dim], the heads of a token side by side."""
         ...

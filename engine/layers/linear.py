@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from engine.layers.kernels import LayerKernels
 from engine.layers.shard import Shard, Slot
 
 
@@ -15,7 +16,8 @@ class Weight(nn.Module):
     """A matrix [out, in] (and bias [out]) applied to rows: y = x W^T + b.
 
     `prepare()` may trade the matrix for a layout that the CPU multiplies 1.3 to 1.9 times faster
-    at small batch sizes; after it the parameter is empty and only `forward` may be used.
+    at small batch sizes, and `use_kernels()` for one that compiled kernels read; after it the
+    parameter is empty and only `forward` may be used.
     """
 
     def __init__(self, num_in: int, num_out: int, bias: bool, dtype: torch.dtype):
@@ -23,16 +25,39 @@ class Weight(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_out, num_in, dtype=dtype), requires_grad=False)
         self.bias = (nn.Parameter(torch.empty(num_out, dtype=dtype), requires_grad=False)
                      if bias else None)
-        self.packed: torch.Tensor | None = None
+        self.packed: torch.Tensor | None = None  # oneDNN's layout, or `kernels`' if there are some
+        self.kernels: LayerKernels | None = None
 
     def prepare(self) -> None:
         """Called once, when all weights are in place."""
-        self.packed = pack(self.weight)
-        if self.packed is not None:
+        self._keep(pack(self.weight))
+
+    def use_kernels(self, kernels: LayerKernels) -> None:
+        panels = kernels.pack(self.weight if self.packed is None else self.packed.to_dense())
+        if panels is not None:
+            self.kernels = kernels
+            self._keep(panels)
+
+    def replace(self, weight: torch.Tensor) -> None:
+        """Another matrix of the same shape takes this one's place."""
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._keep(pack(weight) if self.kernels is None else self.kernels.pack(weight))
+
+    def _keep(self, packed: torch.Tensor | None) -> None:
+        self.packed = packed
+        if packed is not None:
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return multiply(x, self.weight, self.packed, self.bias)
+        return self.product(x, self.bias)
+
+    def product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x W^T + bias with whichever form of W there is."""
+        if self.packed is None:
+            return F.linear(x, self.weight, bias)
+        if self.kernels is not None:
+            return self.kernels.multiply(x, self.packed, bias)
+        return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
 
 
 class ColumnLinear(Weight):
@@ -78,19 +103,11 @@ class RowLinear(Weight):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.shard.size == 1:
             return super().forward(x)
-        y = self.shard.sum(multiply(x, self.weight, self.packed, None))
+        y = self.shard.sum(self.product(x, None))
         return y if self.bias is None else y + self.bias
 
 
 # ------------------------------------------------------------------------ oneDNN-packed weights
-
-def multiply(x: torch.Tensor, weight: torch.Tensor, packed: torch.Tensor | None,
-             bias: torch.Tensor | None) -> torch.Tensor:
-    """x W^T + b with whichever form of W there is."""
-    if packed is None:
-        return F.linear(x, weight, bias)
-    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-
 
 def pack(weight: torch.Tensor) -> torch.Tensor | None:
     """`weight` in oneDNN's blocked layout, or None where this machine or build has no such thing.

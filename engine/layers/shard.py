@@ -16,12 +16,18 @@ class Collectives:
 
     def __init__(self, group: Any):
         self.group = group
-        self.num_sums = self.num_joins = 0
+        self.num_sums = self.num_joins = self.num_shares = 0
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of contiguous `x` over all ranks, in place."""
         self.num_sums += 1
         self.group.allreduce([x]).wait()
+        return x
+
+    def share(self, x: torch.Tensor) -> torch.Tensor:
+        """Rank 0's contiguous `x`, put into `x` on every rank."""
+        self.num_shares += 1
+        self.group.broadcast([x], 0).wait()
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:

@@ -18,7 +18,6 @@ from torch import nn
 from engine.attention.base import StepInputs
 from engine.core.batch import Batch
 from engine.core.errors import ConfigError
-from engine.layers.linear import pack
 from engine.layers.rope import RopeTable
 from engine.runner.engine import Engine
 from engine.runner.model_runner import StepOutput
@@ -108,8 +107,7 @@ def _untied_head(runner: Any) -> None:
     head, embedding = runner.model.lm_head, runner.model.model.embed_tokens.weight
     own = torch.empty_like(embedding)
     own.normal_(0.0, 0.02, generator=torch.Generator().manual_seed(0))
-    head.packed = pack(own)
-    head.weight = nn.Parameter(own, requires_grad=False)
+    head.replace(own)
 
 
 # -------------------------------------------------------------------- in positions and attention

@@ -142,3 +142,43 @@ def test_what_the_kernels_are_not_for_is_named():
     assert cpu_paged.unavailable(shape) == "knows float32 and bfloat16, not float16"
     shape = Case("x", (Row(1),)).shape(torch.float32, "cuda")
     assert cpu_paged.unavailable(shape) == "computes on the CPU, not on cuda"
+
+
+# ------------------------------------------------------------------------------ matrix products
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 6, 7, 13, 97, 200])
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_equal_float64(rows, biased):
+    """Strips of every height, one block of rows and several; depths that are no multiple."""
+    for depth, width in ((7, 16), (64, 48), (577, 160)):
+        x, weight = torch.randn(rows, depth), torch.randn(width, depth)
+        bias = torch.randn(width) if biased else None
+        kernels = Kernels(torch.float32)
+        ours = kernels.multiply(x, kernels.pack(weight), bias)
+        exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        assert ours.shape == (rows, width)
+        sizes = x.double().abs() @ weight.double().abs().t() + 3
+        assert bool(((ours.double() - exact).abs() <= 6e-8 * (depth + 1) ** 0.5 * sizes).all())
+
+
+def test_products_of_a_row_do_not_depend_on_its_batch(threads):
+    """Not even on the number of threads: seeded requests give the same tokens in any company."""
+    kernels, x = Kernels(torch.float32), torch.randn(130, 64)
+    panels = kernels.pack(torch.randn(48, 64))
+    whole = kernels.multiply(x, panels, None)
+    for count in (1, 3):
+        threads(count)
+        for rows in (slice(0, 1), slice(5, 12), slice(90, 130)):
+            assert torch.equal(kernels.multiply(x[rows], panels, None), whole[rows])
+
+
+def test_products_read_rows_of_any_layout_and_keep_a_nan_in_its_row():
+    kernels, x = Kernels(torch.float32), torch.randn(8, 5).t()
+    x[2, 3] = math.nan
+    out = kernels.multiply(x, kernels.pack(torch.randn(16, 8)), None)
+    assert out[2].isnan().all() and out[[0, 1, 3, 4]].isfinite().all()
+
+
+def test_weights_that_do_not_fit_are_left_to_pytorch():
+    assert Kernels(torch.float32).pack(torch.randn(17, 8)) is None
+    assert Kernels(torch.bfloat16).pack(torch.randn(16, 8).bfloat16()) is None
