@@ -159,11 +159,11 @@ def ray_runner(address: str) -> Runner:
 
     def run(points: Iterable[Point]) -> Iterator[Row]:
         try:
-            ray.init(address=address, log_to_driver=False)
+            ray.init(address=address, log_to_driver=False, logging_level="error")
         except ConnectionError:
             if address != "auto":
                 raise WorkloadError(f"no Ray cluster answers at {address!r}") from None
-            ray.init(log_to_driver=False)
+            ray.init(log_to_driver=False, logging_level="error")
         try:
             remote = ray.remote(run_point)
             waiting = [remote.remote(point) for point in points]

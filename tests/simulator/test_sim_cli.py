@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from simulator.__main__ import app, main
+from simulator.commands import bench
 
 TRACE = "at,prompt,output\n0,100,5\n0.5,200,7\n1.0,50,3\n"
 
@@ -115,3 +116,15 @@ def test_a_run_in_which_all_are_refused_has_dashes_and_exit_code_1(tmp_path):
     assert "0.00 ms" not in result.stdout and "duration  –" in result.stdout
     table = [line for line in result.stdout.splitlines() if "TTFT" in line]
     assert table and table[0].count("–") == 5
+
+
+def test_bench_measures_each_line_in_a_process_of_its_own(tmp_path):
+    (tmp_path / bench.YARDSTICK).write_text(TRACE)
+    measured = bench._measure(str(tmp_path / bench.YARDSTICK))
+    assert (measured.requests, measured.tokens) == (3, 15)
+    assert measured.loop_cpu > 0 and measured.loop < measured.whole and measured.peak > 20
+    titles = [title for title, _ in bench._jobs(tmp_path, 6)]
+    assert titles == ["yardstick", "10^3 at its rate", "10^4 at its rate", "10^5 at its rate",
+                      "a day of a million"]
+    result = call("bench", "--traces", tmp_path / "nowhere")
+    assert result.exit_code == 0 and "no traces in" in result.stdout
