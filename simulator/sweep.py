@@ -11,6 +11,8 @@ import hashlib
 import itertools
 import json
 import os
+import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -140,13 +142,24 @@ def local_runner(workers: int) -> Runner:
             yield from map(run_point, points)
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes are the parallelism
-        pool = ProcessPoolExecutor(min(workers, len(points)), mp_context=get_context("spawn"))
+        pool = ProcessPoolExecutor(min(workers, len(points)), mp_context=get_context("spawn"),
+                                   initializer=_leave_with, initargs=(os.getpid(),))
         try:
             for done in as_completed([pool.submit(run_point, point) for point in points]):
                 yield done.result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return run
+
+
+def _leave_with(parent: int) -> None:
+    """In a worker: end when the sweep is gone, also if it was killed and could not say so."""
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def ray_runner(address: str) -> Runner:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -154,3 +157,46 @@ def test_ray_is_asked_for_by_name_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(WorkloadError, match=r"--ray needs the ray package: install tandem-lab"):
         ray_runner("auto")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kills a process")
+def test_a_sweep_killed_outright_leaves_no_worker_and_goes_on_without_loss_or_duplicate(tmp_path):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(PLAN.replace("[10, 40]", "[10, 20, 30, 40, 50, 60]"))
+    rows = tmp_path / "plan.results.jsonl"
+    words = [sys.executable, "-m", "simulator", "sweep", str(plan), "--workers", "2"]
+    running = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_for(lambda: rows.exists() and rows.read_text().count("\n") >= 3)
+    workers = children(running.pid)
+    running.kill()
+    running.wait()
+    assert len(workers) >= 2
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+    done = rows.read_text().count("\n")
+    again = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert f"24 points, {done} of them done before" in again.stdout
+    keys = [json.loads(line)["key"] for line in rows.read_text().splitlines()]
+    assert sorted(keys) == sorted(point.key for point in read_plan(plan))
+
+
+def wait_for(condition, seconds=60.0):
+    """Poll, for a process started by another cannot be waited for."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def children(pid):
+    return [int(path.parent.name) for path in Path("/proc").glob("[0-9]*/stat")
+            if path.read_text().rpartition(")")[2].split()[1] == str(pid)]
+
+
+@pytest.mark.nightly
+def test_a_local_ray_brings_the_rows_one_process_brings(plan):
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'tandem-lab[ray]'")
+    points = read_plan(plan)
+    by_key = {row["key"]: row for row in ray_runner("auto")(points)}
+    for point, row in zip(points, map(run_point, points)):
+        for name, value in row.items():
+            assert name == "simulation_seconds" or by_key[point.key][name] == value
