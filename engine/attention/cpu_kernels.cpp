@@ -126,7 +126,7 @@ struct Attention {
     float scale;
 };
 
-constexpr int TILE = 32;  // keys taken together: their scores stay in registers and L1
+constexpr int TILE = 64;  // keys taken together: their scores stay in the cache
 
 // What one thread works with. Allocated once a call, grown never.
 struct Scratch {

@@ -1,7 +1,7 @@
 """Tandem and vLLM on the same CPU cores, request for request, in turn.
 
     python tests/benchmarks/vllm_cpu.py --vllm VENV/bin/python --model smollm2 --rounds 5 \\
-        --case 32:0.6 --case 32:0 --case 64:0.6
+        --case 32:0.6 --case 32:0:vllm,cpu --case 64:0.6:vllm,cpu
 
 One process an engine, started once; a round gives each the same token ids, output lengths and
 temperature, one after the other, while the rest sleep. Start-up, compilation and warm-up are not
@@ -53,27 +53,36 @@ class Rival:
 
 
 class Lock:
-    """Holds the machine while a round runs: COMMAND prints back what it reads once it has it, and
-    gives it up when its input ends, as in `flock FILE cat`."""
+    """Holds the machine while rounds run: COMMAND prints back what it reads once it has it, and
+    gives it up when its input ends, as in `flock FILE cat`. Without a command there is no lock."""
 
-    def __init__(self, command: str | None):
-        self.command = command
+    def __init__(self, command: str | None, most: float):
+        self.command, self.most = command, most
+        self.holder: subprocess.Popen[str] | None = None
+        self.since = self.longest = 0.0
 
-    def __enter__(self) -> None:
-        if self.command is not None:
-            self.holder = subprocess.Popen(shlex.split(self.command), stdin=subprocess.PIPE,
-                                           stdout=subprocess.PIPE, text=True)
-            assert self.holder.stdin is not None and self.holder.stdout is not None
-            self.holder.stdin.write("held\n")
-            self.holder.stdin.flush()
-            if self.holder.stdout.readline() != "held\n":
-                raise SystemExit(f"{self.command!r} ended without holding the machine: try again")
+    def take(self) -> None:
+        """Hold it, if need be anew: a round as long as the longest so far must fit into `most`
+        seconds."""
+        if self.holder and time.monotonic() - self.since + self.longest > self.most:
+            self.give()
+        if self.command is None or self.holder:
+            return
+        self.holder = subprocess.Popen(shlex.split(self.command), stdin=subprocess.PIPE,
+                                       stdout=subprocess.PIPE, text=True)
+        assert self.holder.stdin is not None and self.holder.stdout is not None
+        self.holder.stdin.write("held\n")
+        self.holder.stdin.flush()
+        if self.holder.stdout.readline() != "held\n":
+            raise SystemExit(f"{self.command!r} ended without holding the machine: try again")
+        self.since = time.monotonic()
 
-    def __exit__(self, *_: object) -> None:
-        if self.command is not None:
+    def give(self) -> None:
+        if self.holder is not None:
             assert self.holder.stdin is not None
             self.holder.stdin.close()
             self.holder.wait()
+            self.holder = None
 
 
 def start(name: str, options: argparse.Namespace, model: str, longest: int, most: int) -> Rival:
@@ -118,19 +127,26 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--against", nargs="+", default=["cpu", "torch"],
                         help="Tandem's attention back ends, and transformers")
-    parser.add_argument("--case", action="append", metavar="REQUESTS:TEMPERATURE")
+    parser.add_argument("--case", action="append", metavar="REQUESTS:TEMPERATURE[:ENGINE,ENGINE]",
+                        help="by default all engines; a case may leave some out")
     parser.add_argument("--input-len", default="32:256")
     parser.add_argument("--output-len", default="32:256")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--lock", help="command that holds the machine for a round")
+    parser.add_argument("--lock", help="command that holds the machine for some rounds")
+    parser.add_argument("--hold", type=float, default=200.0, help="seconds to hold it at most")
     parser.add_argument("--json", type=Path, help="write every round here, as it comes")
     parser.add_argument("--errors", type=Path, default=Path("."), help="folder of their logs")
     options = parser.parse_args()
     options.cores = sorted(os.sched_getaffinity(0))
-    options.case = [(int(count), float(temperature)) for count, temperature in
-                    (case.split(":") for case in options.case or ["32:0.6"])]
+    options.names = ([] if options.vllm is None else ["vllm"]) + options.against
+    options.case = [read_case(case, options.names) for case in options.case or ["32:0.6"]]
     return options
+
+
+def read_case(text: str, names: list[str]) -> tuple[int, float, list[str]]:
+    count, temperature, *some = text.split(":")
+    return int(count), float(temperature), some[0].split(",") if some else names
 
 
 def main() -> None:
@@ -143,53 +159,58 @@ def main() -> None:
     vocab = read_model_config(directory).vocab_size
     lengths = [parse_range(text, "range") for text in (options.input_len, options.output_len)]
     work = {count: make_workload(count, *lengths, options.seed, vocab)
-            for count, _ in options.case}
-    longest = max(one.longest for one in work.values())
-    names = ([] if options.vllm is None else ["vllm"]) + options.against
-    rivals = []
-    for name in names:  # one after the other: start-up wants the cores too
-        with Lock(options.lock):
-            rivals.append(start(name, options, str(directory), longest, max(work)))
-            rivals[-1].setup = rivals[-1].answer()
-        print(f"{name}: {json.dumps(rivals[-1].setup)}", flush=True)
+            for count, *_ in options.case}
+    longest = max(64, *(one.longest for one in work.values()))  # the warm-up takes 57
+    rivals, lock = {}, Lock(options.lock, options.hold)
+    for name in options.names:  # one after the other: start-up wants the cores too
+        lock.take()
+        rivals[name] = start(name, options, str(directory), longest, max(work))
+        rivals[name].setup = rivals[name].answer()
+        lock.give()
+        print(f"{name}: {json.dumps(rivals[name].setup)}", flush=True)
     results: list[dict] = []
-    for count, temperature in options.case:
-        one = work[count]
+    for count, temperature, names in options.case:
+        one, first = work[count], len(results)
         print(f"{count} requests, {one.input_tokens:,} tokens in, {one.output_tokens:,} out, "
               f"temperature {temperature:g}, {options.dtype}, seed {options.seed}", flush=True)
+        lock.longest = 0.0
         for number in range(options.rounds):
-            order = rivals[number % len(rivals):] + rivals[:number % len(rivals)]
-            with Lock(options.lock):
-                for rival in order:
-                    time.sleep(1.0)  # the others' threads stop spinning
-                    results.append({"engine": rival.name, "requests": count, "round": number,
-                                    "temperature": temperature, **rival.ask(
-                                        prompts=one.prompts, outputs=one.outputs,
-                                        temperature=temperature)})
-                    check(results[-1], one.output_tokens)
+            lock.take()
+            began = time.monotonic()
+            results += play([rivals[name] for name in names], one, temperature, number)
+            lock.longest = max(lock.longest, time.monotonic() - began)
             print("  " + ", ".join(f"{entry['engine']} {entry['rate']:.1f}"
-                                   for entry in results[-len(rivals):]), flush=True)
+                                   for entry in results[-len(names):]), flush=True)
             if options.json is not None:
-                setups = {rival.name: rival.setup for rival in rivals}
+                setups = {rival.name: rival.setup for rival in rivals.values()}
                 options.json.write_text(json.dumps({"engines": setups, "results": results}))
-        show(results, count, temperature, names)
-    for rival in rivals:
+        lock.give()
+        show(results[first:], names)
+    for rival in rivals.values():
         assert rival.process.stdin is not None
         rival.process.stdin.close()
         rival.process.wait()
 
 
-def check(entry: dict, wanted: int) -> None:
-    if entry["tokens"] != wanted:
-        raise SystemExit(f"{entry['engine']} brought {entry['tokens']} of {wanted} tokens")
-    entry["rate"] = entry["tokens"] / entry["seconds"]
+def play(rivals: list[Rival], work, temperature: float, number: int) -> list[dict]:
+    """One round; who begins changes from round to round."""
+    results = []
+    for rival in rivals[number % len(rivals):] + rivals[:number % len(rivals)]:
+        time.sleep(1.0)  # the others' threads stop spinning
+        entry = rival.ask(prompts=work.prompts, outputs=work.outputs, temperature=temperature)
+        if entry["tokens"] != work.output_tokens:
+            raise SystemExit(f"{rival.name} brought {entry['tokens']} of {work.output_tokens} "
+                             f"tokens: its figures are void")
+        results.append({"engine": rival.name, "requests": len(work.prompts), "round": number,
+                        "temperature": temperature, "rate": entry["tokens"] / entry["seconds"],
+                        **entry})
+    return results
 
 
-def show(results: list[dict], count: int, temperature: float, names: list[str]) -> None:
+def show(results: list[dict], names: list[str]) -> None:
     """Medians, spread, and the ratio to the first engine round by round."""
-    rates = {name: [entry["rate"] for entry in results
-                    if entry["engine"] == name and entry["requests"] == count
-                    and entry["temperature"] == temperature] for name in names}
+    rates = {name: [entry["rate"] for entry in results if entry["engine"] == name]
+             for name in names}
     for name, found in rates.items():
         ratios = [rate / base for rate, base in zip(found, rates[names[0]], strict=True)]
         print(f"  {name:12} {statistics.median(found):7.1f} output tokens/s, median of "
