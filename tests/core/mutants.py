@@ -73,6 +73,13 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("request._extend_given_keys", "len(keys) < given -> "): NOTHING,
     ("request._extend_given_keys", "1 -> 2 in first = "): "other keys of its own, as good",
     ("request.extend_keys", "have >= num_blocks -> "): SHORTCUT,
+    ("scheduler.Scheduler.__init__", "0 -> 1 in self._seq"): "only the order of places counts",
+    ("scheduler.Scheduler._arrive", "1 -> 2 in self._seq"): "only the order of places counts",
+    ("scheduler.Scheduler._arrive", "return False -> return None"): "both are false",
+    ("scheduler.Scheduler._arrive", "-> without parent.num_output"):
+        "the child is put into the line a moment later, in the same step",
+    ("scheduler.Scheduler.reject", "'reject' -> 'rejectX' in self._inbox"):
+        "what is no newcomer and no abort is a refusal",
     ("stable.advance", "known"): "full blocks below the table's end are passed over next",
     ("stable.advance", "1 -> 2 in for full in range("): "one past the last is passed over next",
     ("stable.advance", "len(request.block_table) * size -> FloorDiv"): NEVER,

@@ -108,6 +108,15 @@ def test_a_generator_of_lengths_is_counted_for_every_size():
     assert [waste.blocks for waste in fragmentation((n for n in (3, 5)), [1, 4])] == [8, 3]
 
 
+def test_explain_tells_of_each_sample_that_waits_for_its_prompt_once():
+    one = scheduler(max_num_batched_tokens=2)
+    parent = request("p", [1] * 5, 2)
+    submit(one, parent, *(request(name, [1] * 5, 2, parent=parent) for name in "cd"))
+    step(one)
+    assert [(told.request, told.place) for told in one.explain()] == [
+        ("p", "running"), ("c", "waiting"), ("d", "waiting")]
+
+
 # --------------------------------------------------------------------------- prefix statistics
 
 def test_the_hit_rate_is_hit_tokens_over_queried_tokens():

@@ -10,7 +10,8 @@ from engine.core import ConfigError, Request, RequestError, RequestStatus, Sampl
 from engine.core.config import SchedulerConfig
 from engine.core.intake import arrival_fields, check_request
 from engine.core.request import FINISH_REASONS, extend_keys, num_given_keys
-from tests.core.helpers import config, request, results, rows, scheduler, step, submit
+from tests.core.helpers import config, events, request, results, rows, scheduler, step, submit
+from tests.core.recorder import Recorder
 
 # --------------------------------------------------------------------------- sampling parameters
 
@@ -227,6 +228,32 @@ def test_an_id_in_use_is_refused_at_arrival_and_comes_back_as_ended():
     assert (second.finish_reason, second.error) == (
         "error", "request id 'r' is already taken by a request that still runs")
     assert not first.finished
+
+
+def test_a_refusal_at_arrival_is_told_to_the_log():
+    recorder = Recorder()
+    one = scheduler(emit=recorder)
+    submit(one, request("r", [1], 3), request("r", [2], 3))
+    step(one)
+    assert events(recorder, "arrive", "reject")[1:] == [
+        {"e": "reject", "request": "r",
+         "error": "request id 'r' is already taken by a request that still runs"}]
+
+
+def test_news_are_newcomers_aborts_and_samples_that_wait_for_their_prompt():
+    one = scheduler()
+    assert not one.has_news() and not one.has_unfinished()
+    parent = request("p", [1, 2], 2)
+    submit(one, parent)
+    assert one.has_news() and one.has_unfinished()
+    batch = one.schedule()
+    assert not one.has_news()
+    submit(one, request("c", [1, 2], 2, parent=parent))
+    one.commit(batch, [5])
+    one.abort("nobody")
+    assert one.has_news()
+    step(one)
+    assert not one.has_news() and one.has_unfinished()
 
 
 def test_an_id_is_free_again_when_its_request_has_ended():
