@@ -19,6 +19,7 @@ class RecordedStep:
     begin: float
     intake: list[dict[str, Any]] = field(default_factory=list)
     time: dict[str, Any] | None = None  # None: the log ends before this step's result
+    settled_first: bool = True  # before the next step began
     tokens: list[int | None] = field(default_factory=list)
     withdrew: str | None = None  # "before" its tokens: the whole step failed; "after": rows did
     finishes: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # reason, error
@@ -87,6 +88,7 @@ class _Reader:
         elif kind == "time":
             self._settled = self.steps[event["step"]]
             self._settled.time = event
+            self._settled.settled_first = self._settled is self.steps[-1]
             self._has_tokens = False
         elif kind == "token":
             self.steps[event["step"]].tokens = event["tokens"]

@@ -183,8 +183,7 @@ class _Twin:
         scheduler = self.loop.scheduler
         while True:
             if not scheduler.has_unfinished():
-                self._work = self.env.event()
-                yield self._work
+                yield from self._rest(scheduler)
             yield from self._until(self._begin(scheduler.num_steps))
             turns = self.loop.steps(self._clock, ahead=self._ahead)
             batch = next(turns, None)
@@ -194,7 +193,7 @@ class _Twin:
                 result = StepResult([]) if answered is None else self._answer(answered)
                 if result is None:
                     return  # a log cut short: there is nothing to answer with
-                yield from self._until(max(self._end or 0.0, self._begin(batch.step + 1)))
+                yield from self._until(max(self._end or 0.0, self._next_begin(batch)))
                 if result.error is not None:
                     due = None  # what was started on top of it fails with it
                 if self._on_step is not None:
@@ -203,6 +202,24 @@ class _Twin:
                     batch = turns.send(result)
                 except StopIteration:
                     batch = None
+
+    def _rest(self, scheduler: Scheduler) -> Generator[simpy.Event, Any, None]:
+        """Idle until something comes in. A step that took nothing in was caused by an abort of
+        what had ended already."""
+        number = scheduler.num_steps
+        if number < len(self.steps) and not self.steps[number].intake:
+            scheduler.abort("")
+        else:
+            self._work = self.env.event()
+            yield self._work
+
+    def _next_begin(self, batch: Batch) -> float:
+        """The loop goes on when the next step begins, whose arrivals are there by then. A loop
+        that looked ahead and ran out of work ended before they came."""
+        step = self.steps[batch.step] if batch.step < len(self.steps) else None
+        if self._ahead and step is not None and step.settled_first:
+            return 0.0
+        return self._begin(batch.step + 1)
 
     def _answer(self, batch: Batch) -> StepResult | None:
         """The recorded result of a batch; None if the log ends before it."""

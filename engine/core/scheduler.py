@@ -288,7 +288,7 @@ class Scheduler(StepPhases):
         if self._emit is not None:
             self._emit("preempt", request=request.id, mode="recompute",
                        computed=request.num_computed, rolled_back=False)
-        request.num_computed = 0
+        request.num_computed = request.num_received = 0
         request.status = WAITING
         self.waiting.push(request)
 

@@ -86,7 +86,6 @@ def test_received_kv_comes_back_from_the_cpu_pool_with_the_rest():
     assert b.num_output == 5
 
 
-@pytest.mark.xfail(reason="the scheduler still counts it as there", strict=True)
 def test_received_kv_whose_swap_out_failed_is_lost_as_well():
     """The step that should have copied it to the CPU pool never ran."""
     one, _, b = crowd(preemption="swap", num_cpu_blocks=4)

@@ -18,10 +18,12 @@ from simulator.errors import ReplayError
 from simulator.replay import replay
 
 
-def record(requests, *, answer=None, between=None, ahead=False, **settings) -> LoadedLog:
+def record(requests, *, answer=None, between=None, idle=None, ahead=False, **settings
+           ) -> LoadedLog:
     """A log as the real engine writes it: a wall clock that never stands still, token ids, arrivals
     between steps. `requests` are (step before which it is submitted, Request) pairs,
-    `answer(batch)` a StepResult, `between(loop, step)` is called before each step."""
+    `answer(batch)` a StepResult, `between(loop, step)` is called before each step, `idle(loop)`
+    when everything has ended: a turn follows before the next request comes."""
     text = io.StringIO()
     ticks = iter(range(1, 10**9))
 
@@ -33,7 +35,9 @@ def record(requests, *, answer=None, between=None, ahead=False, **settings) -> L
     scheduler = Scheduler(config(**settings), emit=log.emit)
     loop, todo = EngineLoop(scheduler, log), list(requests)
     while todo or scheduler.has_unfinished():
-        while todo and (todo[0][0] <= scheduler.num_steps or not scheduler.has_unfinished()):
+        if idle and scheduler.num_steps and not scheduler.has_unfinished():
+            idle(loop)
+        while todo and not scheduler.has_news() and (todo[0][0] <= scheduler.num_steps or not scheduler.has_unfinished()):
             request = todo.pop(0)[1]
             request.arrival_time = clock()
             loop.submit(request)
@@ -180,6 +184,20 @@ def test_a_step_that_fails_one_step_ahead_is_replayed_identically():
         return StepResult([], error="gone") if batch.step == 7 else sampled(batch)
 
     check_identical(record(requests(10), answer=answer, ahead=True))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_run_that_goes_idle_and_is_woken_by_an_arrival_is_replayed_identically(ahead):
+    apart = [(100 * number, request) for number, (_, request) in enumerate(requests(4))]
+    log = record(apart, ahead=ahead)
+    check_identical(log, requests=4)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_abort_of_what_has_ended_while_idle_is_replayed_identically(ahead):
+    apart = [(100 * number, request) for number, (_, request) in enumerate(requests(4))]
+    log = record(apart, ahead=ahead, idle=lambda loop: loop.abort("q0"))
+    check_identical(log, requests=4)
 
 
 # --------------------------------------------------------------------------- differences
