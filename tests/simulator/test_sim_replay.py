@@ -37,7 +37,8 @@ def record(requests, *, answer=None, between=None, idle=None, ahead=False, **set
     while todo or scheduler.has_unfinished():
         if idle and scheduler.num_steps and not scheduler.has_unfinished():
             idle(loop)
-        while todo and not scheduler.has_news() and (todo[0][0] <= scheduler.num_steps or not scheduler.has_unfinished()):
+        while todo and not scheduler.has_news() and (
+                todo[0][0] <= scheduler.num_steps or not scheduler.has_unfinished()):
             request = todo.pop(0)[1]
             request.arrival_time = clock()
             loop.submit(request)
