@@ -28,7 +28,7 @@ class EngineConfig:
     device: str = "auto"  # cuda where there is a GPU, else cpu; or cpu, cuda, cuda:1
     enforce_eager: bool = False  # never record CUDA graphs
     compile: bool = False  # torch.compile the layers between attentions
-    overlap: bool | None = None  # start a step while the last one runs; None: on CUDA, one process
+    overlap: bool | None = None  # start a step while the last one runs; None: on CUDA
     seed: int = 0  # of requests that bring none
     max_model_len: int | None = None  # None: what the model was trained for
     max_num_batched_tokens: int = 2048  # token budget of one step
@@ -61,10 +61,6 @@ class EngineConfig:
             value = getattr(self, name)
             if type(value) is not bool and not (name == "overlap" and value is None):
                 raise ConfigError(f"{name}={value!r} must be True or False")
-        if self.overlap and self.tensor_parallel_size > 1:
-            raise ConfigError(f"overlap=True needs tensor_parallel_size=1, not "
-                              f"{self.tensor_parallel_size}: the other ranks know a step's tokens "
-                              f"only when it is over; leave overlap out")
         if type(self.seed) is not int:
             raise ConfigError(f"seed={self.seed!r} must be a whole number")
         utilization = self.gpu_memory_utilization

@@ -27,7 +27,7 @@ class Collectives:
     def share(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's contiguous `x`, put into `x` on every rank."""
         self.num_shares += 1
-        self.group.broadcast([x], 0).wait()
+        self.group.broadcast(x, 0).wait()
         return x
 
     def gather(self, x: torch.Tensor) -> list[torch.Tensor]:

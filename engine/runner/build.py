@@ -56,9 +56,8 @@ def build_engine(config: EngineConfig, log: str | Path | IO[str] | EventLog | No
     events = plan.open_log(log, sized.scheduler)
     scheduler = Scheduler(sized.scheduler, **_parts(events, scheduler_options))
     runner = sized.runner()
-    overlap = plan.device.type == "cuda" if config.overlap is None else config.overlap
     return Engine(scheduler, runner, plan.tokenizer, events,
-                  pipeline=Pipeline(runner) if overlap else None, defaults=plan.defaults)
+                  pipeline=Pipeline(runner) if plan.overlaps else None, defaults=plan.defaults)
 
 
 def _build_parallel(config: EngineConfig, log: str | Path | IO[str] | EventLog | None,
@@ -74,7 +73,8 @@ def _build_parallel(config: EngineConfig, log: str | Path | IO[str] | EventLog |
         scheduler = LeadScheduler(lead.hub, sized.scheduler, **_parts(events, scheduler_options))
         runner = LeadRunner(sized.runner(), lead)
         lead.hub.gather("ready")
-        return Engine(scheduler, runner, plan.tokenizer, events, lead, defaults=plan.defaults)
+        return Engine(scheduler, runner, plan.tokenizer, events, lead,
+                      Pipeline(runner) if plan.overlaps else None, plan.defaults)
     except BaseException:
         lead.close()
         raise
@@ -160,6 +160,11 @@ class Plan:
             attention=config.attention_backend, seed=config.seed, shard=self.shard,
             device=self.device)
 
+    @property
+    def overlaps(self) -> bool:
+        overlap = self.config.overlap
+        return self.device.type == "cuda" if overlap is None else overlap
+
     def records_graphs(self, runner: ModelRunner) -> bool:
         return (self.device.type == "cuda" and not self.config.enforce_eager
                 and why_no_graphs(runner.attention, runner.model) is None)
@@ -184,6 +189,7 @@ class Sized:
         weights = self.weights if self.weights is not None else plan.load_weights()
         runner = plan.make_runner(weights, scheduler.num_blocks, scheduler.max_model_len,
                                   scheduler.num_cpu_blocks)
+        runner.shares_tokens = plan.overlaps and plan.shard.size > 1
         if plan.config.compile:
             compile_layers(weights)
         if plan.records_graphs(runner):

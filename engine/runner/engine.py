@@ -18,9 +18,10 @@ from engine.hub import ParallelError
 from engine.loop import EngineLoop, StepResult
 from engine.outputs import Delta, Timings
 from engine.parallel import Lead
+from engine.runner.interrupts import interrupts_held
 from engine.runner.model_runner import ModelRunner, StepOutput
 from engine.runner.pipeline import InFlight, Pipeline
-from engine.runner.ranks import LeadRunner, interrupts_held
+from engine.runner.ranks import LeadRunner
 from engine.runner.session import Session
 from engine.runner.tokenizer import TextTokenizer
 
@@ -89,10 +90,10 @@ class Engine:
         """Finish the log and end the other ranks. Safe to call twice."""
         if self.log is not None:
             self.log.close()
-        if self.pipeline is not None:
-            self.pipeline.close()
         if self.lead is not None:
             self.lead.close()
+        if self.pipeline is not None:  # last: a rank that is gone has ended what its step waits for
+            self.pipeline.close()
 
     def _check(self, request: Request) -> None:
         """What the core cannot know: the vocabulary and the tokenizer."""
@@ -115,7 +116,7 @@ class Engine:
 
         ParallelError if a rank is lost: the engine may then only be shut down.
         """
-        with self._lock, interrupts_held():  # a step cut in half would move blocks twice
+        with self._lock, interrupts_held():
             if self._batch is None:
                 self._wheel = self.loop.steps(self.clock, ahead=self.pipeline is not None)
                 self._batch = next(self._wheel, None)
@@ -156,6 +157,8 @@ class Engine:
             return StepResult([])
         try:
             output, seconds = pipeline.finish(before)
+        except ParallelError:
+            raise
         except Exception as error:
             assert self._flight is not None
             self._flight.discard()  # it stands on what has failed

@@ -56,6 +56,8 @@ class Prepared:
     sources: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # brings; its rows
     draw: Draw | None = None  # set by launch(), if a row samples
 
+    drawn: torch.Tensor | None = None  # [rows] int64 on the device, set by launch() or follow()
+
     def read(self) -> StepOutput:
         """Wait until the step is computed, and hand out its tokens."""
         tokens: list[int | None | RowFailed] = [None] * len(self.batch)
@@ -71,9 +73,9 @@ class Prepared:
 
     def fill(self, ids: torch.Tensor) -> None:
         """Put the tokens that the step before drew where `ids` [tokens] has none."""
-        assert self.before is not None and self.before.draw is not None
+        assert self.before is not None and self.before.drawn is not None
         unknown, sources = upload((self.unknown, self.sources), ids.device)
-        ids.index_copy_(0, unknown, self.before.draw.tokens.index_select(0, sources))
+        ids.index_copy_(0, unknown, self.before.drawn.index_select(0, sources))
 
 
 class ModelRunner:
@@ -101,6 +103,7 @@ class ModelRunner:
         if isinstance(self.attention, CpuPaged):
             use_kernels(model, self.attention.kernels)
         self.graphs: DecodeGraphs | None = None
+        self.shares_tokens = False  # after each step, with the other ranks: for look-ahead
 
     def record_graphs(self, max_num_seqs: int, recorder: Recorder) -> None:
         """Compute decode steps of up to `max_num_seqs` rows over static buffers from now on.
@@ -172,19 +175,35 @@ class ModelRunner:
         logits = self.forward(step.inputs, step.fill if step.before is not None else None)
         if step.rows:
             step.draw = Draw(logits, step.samples, self.seed)
+            step.drawn = step.draw.tokens
+            if self.shares_tokens:
+                self._share(step)
         step.before, step.samples = None, []  # or every step since the first would be kept
+
+    def _share(self, step: Prepared) -> None:
+        """Look-ahead of several ranks: all start the next step on what rank 0 has drawn."""
+        assert self.shard.wire is not None
+        if step.drawn is None:
+            step.drawn = torch.empty(len(step.rows), dtype=torch.int64, device=self.device)
+        step.drawn = self.shard.wire.share(step.drawn.contiguous())
 
     def current_device(self) -> AbstractContextManager[Any]:
         """Kernels are launched on a thread's current device; this makes it ours."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     @torch.inference_mode()
-    def follow(self, batch: Batch) -> None:
-        """`run` for a rank that does not sample: the same moves, the same forward pass."""
+    def follow(self, batch: Batch, before: Prepared | None = None) -> Prepared:
+        """`run` for a rank that does not sample: the same moves, the same forward pass. `before` is
+        the step in flight, if there is one."""
+        step = self.prepare_step(batch, before)
         with self.current_device():
             self.move_blocks(batch)
-            if len(batch):
-                self.forward(self.prepare(batch)[1])
+            if step.inputs is not None:
+                self.forward(step.inputs, step.fill if step.before is not None else None)
+                if step.rows and self.shares_tokens:
+                    self._share(step)
+        step.before, step.samples = None, []
+        return step
 
     def move_blocks(self, batch: Batch) -> None:
         """What the step does to whole blocks, before it computes."""

@@ -12,6 +12,7 @@ from time import perf_counter
 
 from engine.core.batch import Batch
 from engine.runner.model_runner import ModelRunner, Prepared, StepOutput
+from engine.runner.ranks import LeadRunner
 
 
 class InFlight:
@@ -42,7 +43,7 @@ class InFlight:
 class Pipeline:
     """Starts steps of one runner, in order; at most two are in flight."""
 
-    def __init__(self, runner: ModelRunner):
+    def __init__(self, runner: ModelRunner | LeadRunner):
         self.runner = runner
         self.last_finish = 0.0
         self._thread = (ThreadPoolExecutor(1, thread_name_prefix="tandem-step")

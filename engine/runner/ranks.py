@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import signal
 import sys
 import threading
 from array import array
@@ -34,7 +33,7 @@ from engine.hub import GRACE, Follower, Hub, RankLost
 from engine.layers.shard import Shard
 from engine.parallel import Lead, connect, follower_store, spawned_follower
 from engine.runner.device import pick_device
-from engine.runner.model_runner import ModelRunner, StepOutput
+from engine.runner.model_runner import ModelRunner, Prepared, StepOutput
 
 SECONDS_TO_AGREE = 5.0  # within which all ranks must have failed, if one has
 
@@ -142,9 +141,19 @@ class LeadRunner:
     def run(self, batch: Batch) -> StepOutput:
         """ModelRunner.run. ParallelError if the ranks cannot go on; anything else it raises was
         raised on all ranks at the same place, and only this step has failed."""
+        with self._guarded(batch):
+            return self.runner.run(batch)
+
+    def launch(self, step: Prepared) -> None:
+        """ModelRunner.launch, which raises as run() does."""
+        with self._guarded(step.batch):
+            self.runner.launch(step)
+
+    @contextmanager
+    def _guarded(self, batch: Batch) -> Iterator[None]:
         self.lead.hub.check()
         try:
-            return self.runner.run(batch)
+            yield
         except Exception as error:
             self._all_failed(batch, error)
             raise
@@ -155,40 +164,16 @@ class LeadRunner:
     def _all_failed(self, batch: Batch, error: Exception) -> None:
         hub, wire = self.lead.hub, self.lead.shard.wire
         assert wire is not None
-        where = (batch.step, wire.num_sums, wire.num_joins)
+        where = (batch.step, wire.num_sums, wire.num_joins, wire.num_shares)
         others = hub.gather("raised", SECONDS_TO_AGREE)
-        if len(others) == len(hub.peers) and all(other[:3] == where for other in others):
+        if len(others) == len(hub.peers) and all(other[:4] == where for other in others):
             return
         if not hub.wait_lost(0.0):
-            said = {other[3]: other[4] for other in others}
+            said = {other[4]: other[5] for other in others}
             states = [f"{peer.name} {said.get(peer.rank, 'did not answer')}" for peer in hub.peers]
             hub.lose(RankLost(f"step {batch.step} failed: rank 0 {_short(error)}; "
                               f"{'; '.join(states)}"))
         hub.check()
-
-
-@contextmanager
-def interrupts_held() -> Iterator[None]:
-    """A Ctrl-C inside takes effect at the end: a step cut in half would part the ranks. A second
-    one takes effect at once."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is None or threading.current_thread() is not threading.main_thread():
-        yield  # not ours to handle
-        return
-    held = []
-
-    def hold(number: int, frame: Any) -> None:
-        held.append(number)
-        if len(held) > 1 and callable(before):
-            before(number, frame)
-
-    signal.signal(signal.SIGINT, hold)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if held:
-        signal.raise_signal(signal.SIGINT)
 
 
 # ------------------------------------------------------------------------ workers
@@ -199,6 +184,7 @@ class Worker:
     def __init__(self, follower: Follower, scheduler: Scheduler, runner: ModelRunner):
         self.follower, self.scheduler, self.runner = follower, scheduler, runner
         self.batches: dict[int, Batch] = {}
+        self.flight: Prepared | None = None  # the last step
 
     def run(self) -> None:
         """Do what rank 0 says until it says close."""
@@ -222,13 +208,15 @@ class Worker:
                                f"{words}, rank {rank} {summary(batch)} in its step {batch.step}")
             threading.Event().wait()  # rank 0 ends us
         self.batches[batch.step] = batch
+        ahead = self.runner.shares_tokens
+        before, self.flight = self.flight, Prepared(batch)  # stays so if it fails: nothing drawn
         try:
-            self.runner.follow(batch)
+            self.flight = self.runner.follow(batch, before if ahead else None)
         except Exception as error:  # rank 0 decides whether all failed alike
             wire = self.runner.shard.wire
             assert wire is not None
             self.follower.send("raised", (batch.step, wire.num_sums, wire.num_joins,
-                                          self.follower.rank, _short(error)))
+                                          wire.num_shares, self.follower.rank, _short(error)))
 
     def _commit(self, content: tuple) -> None:
         step, tokens, stopped = content

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.core.errors import ConfigError
 from engine.core.events import EventLog, read_log
 from engine.runner.model_runner import Prepared
 from simulator.replay import replay
@@ -212,11 +211,6 @@ def test_a_token_outside_the_vocabulary_fails_its_row(monkeypatch):
                 outputs = llm.generate([[5, 6], [7, 8]], GREEDY)
             assert [output.finish_reason for output in outputs] == ["error", "length"]
             assert outputs[0].error == "the model returned token 1024, its vocabulary has 1024"
-
-
-def test_overlap_is_refused_where_the_ranks_would_have_to_wait():
-    with pytest.raises(ConfigError, match="overlap=True needs tensor_parallel_size=1, not 2"):
-        load(overlap=True, tensor_parallel_size=2)
 
 
 def test_a_closed_engine_leaves_no_thread():

@@ -91,6 +91,29 @@ def test_two_ranks_decide_and_sample_what_one_does(engine, checkpoint, family):
     assert run(engine(family)) == (expected, decisions)
 
 
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_two_ranks_look_ahead_as_one_does(checkpoint, preemption):
+    directory, _ = checkpoint("qwen3")
+    options = {**SETTINGS, "overlap": True, "preemption": preemption}
+    with LLM(directory, log=EventLog(None, {}), **options) as alone:
+        expected, decisions = run(alone)
+    with LLM(directory, log=EventLog(None, {}), **SETTINGS) as blocking:
+        assert run(blocking)[0] == expected
+    with LLM(directory, tensor_parallel_size=2, log=EventLog(None, {}), **options) as both:
+        assert run(both) == (expected, decisions)
+        wire = both.engine.runner.shard.wire
+        assert wire.num_shares > 20
+        worker = both.engine.lead.hub.peers[0].process
+        deltas = both.stream([[1, 2, 3]], SamplingParams(max_tokens=60, ignore_eos=True))
+        next(deltas)
+        worker.kill()
+        started = time.monotonic()
+        with pytest.raises(RankLost, match=rf"rank 1 of 2 \(pid {worker.pid}\) was killed by SIG"):
+            list(deltas)
+        assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 15
+
+
 def test_a_step_sums_twice_a_layer_and_once_for_the_embedding(engine):
     llm = engine("qwen3")
     llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2, temperature=0.0))
@@ -306,12 +329,12 @@ def failing_runner(*heard):
 
 def test_a_step_that_fails_on_all_ranks_alike_is_only_a_failed_step():
     with pytest.raises(ValueError, match="boom"):
-        failing_runner((7, 0, 0, 1, "boom")).run(Batch(7))
+        failing_runner((7, 0, 0, 0, 1, "boom")).run(Batch(7))
 
 
 @pytest.mark.parametrize("heard, named", [
     ([], "step 7 failed: rank 0 ValueError: boom; rank 1 of 2 did not answer"),
-    ([(7, 3, 0, 1, "out of memory")], "rank 1 of 2 out of memory")])
+    ([(7, 3, 0, 0, 1, "out of memory")], "rank 1 of 2 out of memory")])
 def test_a_step_that_fails_on_one_rank_or_elsewhere_ends_the_engine(heard, named):
     with pytest.raises(RankLost, match=named):
         failing_runner(*heard).run(Batch(7))
