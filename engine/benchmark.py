@@ -153,7 +153,7 @@ def measure(llm: LLM, workload: Workload, temperature: float, profile: bool = Fa
         (made + workload.input_tokens) / wall, timer.prefill, timer.decode,
         sum(session.request.num_preemptions for session in sessions), peak_rss(),
         torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None,
-        profiler.profile if profiler is not None and profiler.profile.steps else None)
+        None if profiler is None else profiler.finish())
 
 
 def submit(llm: LLM, number: int, workload: Workload, temperature: float) -> Session:

