@@ -208,8 +208,8 @@ def _gaps(timings: Timings) -> Iterator[Part]:
 def _busiest_second(timings: Timings) -> float:
     """Tokens in the busiest whole second of the clock."""
     first = np.asarray(timings.first)
-    times = [first[first >= 0], np.asarray(timings.gap_ends)]
-    parts: list[Part] = [(part, np.ones(len(part))) for part in times]
+    parts: list[Part] = [(times, np.ones(len(times)))
+                         for times in (first[first >= 0], np.asarray(timings.gap_ends))]
     for engine in timings.engines:
         ends, steady = np.asarray(engine.ends), np.asarray(engine.steady)
         parts += [(ends[low:low + PART], steady[low:low + PART])
