@@ -157,8 +157,19 @@ class Plan:
         return ModelRunner(
             weights, self.model, num_blocks=num_blocks, block_size=config.kvcache_block_size,
             max_model_len=max_model_len, dtype=self.dtype, num_cpu_blocks=num_cpu_blocks,
-            attention=config.attention_backend, seed=config.seed, shard=self.shard,
-            device=self.device)
+            attention=self.attention, seed=config.seed, shard=self.shard, device=self.device)
+
+    @property
+    def attention(self) -> str:
+        """The back end to ask for. torch.compile cannot look into the CPU's compiled kernels, which
+        do what it would do."""
+        backend = self.config.attention_backend
+        if not self.config.compile or self.device.type != "cpu":
+            return backend
+        if backend == "cpu":
+            raise ConfigError("torch.compile cannot trace the kernels of attention back end 'cpu': "
+                              "leave out compile, or take attention='torch'")
+        return "torch" if backend == "auto" else backend
 
     @property
     def overlaps(self) -> bool:

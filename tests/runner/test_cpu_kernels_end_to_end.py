@@ -6,6 +6,7 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.attention import cpu_build
+from engine.core.errors import ConfigError
 from tests.runner.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.skipif(cpu_build.why_not() is not None,
@@ -45,3 +46,10 @@ def test_layers_get_kernels_only_where_the_back_end_has_some(checkpoint):
             layer = llm.engine.runner.model.model.layers[0]
             given = [layer.self_attn.kernels, layer.mlp.kernels, layer.input_layernorm.kernels]
             assert [part is not None for part in given] == [attention == "cpu"] * 3
+
+
+def test_torch_compile_goes_with_the_torch_back_end_only():
+    with LLM("tiny", compile=True) as llm:
+        assert llm.engine.runner.attention.name == "torch"
+    with pytest.raises(ConfigError, match="leave out compile, or take attention='torch'"):
+        LLM("tiny", compile=True, attention="cpu")
