@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from engine.core.errors import TandemError
 
 # A table that goes into a file or a pipe is not squeezed into the 80 columns of no terminal.
-out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 140)
+out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 180)
 
 
 def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
