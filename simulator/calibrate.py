@@ -6,6 +6,7 @@ Errors are weighted relatively (a 1 ms step counts as much as a 1 s prefill), ou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,9 @@ MIN_STEPS = 30
 HUBER = 0.15  # relative error beyond which a step's pull stops growing
 CLIP = 4.0  # a step beyond so many times the usual is an accident, not the machine's pace
 SANE = 1e4  # a part 10,000 times slower than ideal is not a measurement of that part
+MIN_PACED = 3  # runs; of two, one cannot be told to be the slow one
+PACE_TRUST = 0.8  # what a run's median error says of its pace; the rest is the fit's own
+PACE_ROUNDS = 12
 SAME = 0.9995  # R2 of one basis column by the others from which on they count as one
 
 
@@ -45,6 +49,7 @@ class Calibration:
     held_out: Errors | None  # None when there was only one run
     held_out_runs: list[str]
     unidentified: dict[str, str]  # coefficient → why the data could not tell it
+    paces: dict[str, float]  # run fitted → its steps' time against the others', 1.1: 10 % slower
 
 
 def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out: float = 0.3
@@ -55,11 +60,12 @@ def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out:
     """
     kept = len(runs) - int(round(hold_out * len(runs)))
     training, held = runs[:max(kept, 1)], runs[max(kept, 1):]
-    x, y = _columns(training, reference)
+    parts = [_columns([run], reference) for run in training]
+    x, y = np.vstack([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
     if len(y) < MIN_STEPS:
         raise CalibrationError(f"{len(y)} timed steps in {len(training)} runs are too few to fit: "
                                f"record at least {MIN_STEPS}, of different batch sizes and lengths")
-    coefficients = _fit(x, y)
+    coefficients, paces = _fit_paced(parts)
     if (worst := float(coefficients.max())) > SANE:
         part = NAMES[int(coefficients.argmax())]
         raise CalibrationError(f"the fit makes {part!r} {worst:,.0f} times slower than ideal, "
@@ -75,7 +81,8 @@ def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out:
         fit["held_out_bias"] = round(predicted.bias, 5)
     values = {part: float(f"{value:.6g}") for part, value in zip(NAMES, coefficients)}
     return Calibration(Machine(name, reference, values, fit), trained, predicted,
-                       [run.name for run in held], _unidentified(x / y[:, None], coefficients))
+                       [run.name for run in held], _unidentified(x / y[:, None], coefficients),
+                       {run.name: pace for run, pace in zip(training, paces)})
 
 
 def _columns(runs: Sequence[Run], reference: Reference) -> tuple[np.ndarray, np.ndarray]:
@@ -90,12 +97,37 @@ def _columns(runs: Sequence[Run], reference: Reference) -> tuple[np.ndarray, np.
     return np.array(rows).reshape(-1, len(NAMES)), np.array(seconds)
 
 
+def _fit_paced(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, list[float]]:
+    """Coefficients, and how slow each run was beside the others.
+
+    A machine may be 10 % faster in one minute than in the next. Were that left in the steps, the
+    fit would explain it by whatever the slow run had most of; so each run gets a pace of its own,
+    shrunk towards 1 (PACE_TRUST), and the coefficients are those of the mean pace.
+    """
+    everything = np.vstack([x for x, _ in parts])
+    measured = np.concatenate([y for _, y in parts])
+    paces = [1.0] * len(parts)
+    coefficients = _fit(everything, measured)
+    for _ in range(PACE_ROUNDS if len(parts) >= MIN_PACED else 0):
+        ratios = [float(np.median(y / (x @ coefficients))) for x, y in parts]
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        paces = [(ratio / mean) ** PACE_TRUST for ratio in ratios]
+        coefficients = _fit(everything, np.concatenate(
+            [y / pace for (_, y), pace in zip(parts, paces)]))
+    return coefficients * _mean_factor(everything @ coefficients, measured), paces
+
+
+def _mean_factor(fitted: np.ndarray, measured: np.ndarray) -> float:
+    """What the usual step must be multiplied by for totals to be right; a step counts at most CLIP
+    times what is usual."""
+    return float(np.minimum(measured, CLIP * fitted).sum() / fitted.sum())
+
+
 def _fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Non-negative coefficients that minimize Huber's loss of (measured - fitted) / fitted.
 
     Dividing by the fitted time, not by the measured one, keeps noise from pulling the fit down.
-    Huber's loss finds the usual step; a last factor makes it the mean one, for the sake of totals,
-    in which a step counts at most CLIP times what is usual.
+    Huber's loss finds the usual step; a last factor makes it the mean one.
     """
     nnls = _solver()
     fitted, solution = y, np.zeros(x.shape[1])
@@ -111,8 +143,7 @@ def _fit(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         solution = fresh
         fitted = np.maximum(x @ fresh, 1e-3 * y)
         weights = np.minimum(1.0, HUBER / np.maximum(np.abs(y / fitted - 1.0), 1e-12))
-    fitted = x @ fresh
-    return fresh * float(np.minimum(y, CLIP * fitted).sum() / fitted.sum())
+    return fresh * _mean_factor(x @ fresh, y)
 
 
 def _solver() -> Callable[..., Any]:

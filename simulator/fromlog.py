@@ -28,6 +28,10 @@ def workload_from_log(log: LoadedLog, name: str) -> Workload:
     if not kept:
         raise WorkloadError(f"{name}: no request of the log produced a token")
     left = len(arrived) - len(kept)
+    notes = [f"{left} requests without output left out"] if left else []
+    if received := sum("received" in event for event in kept):
+        notes.append(f"{received} requests came with K/V from another engine: here their prompts "
+                     f"are computed, so TTFT is not comparable")
     contents = [event.get("tokens") or event.get("keys") or () for event in kept]
     salts = [event.get("salt", "") for event in kept]
     tokens = any("tokens" in event for event in kept)
@@ -37,7 +41,7 @@ def workload_from_log(log: LoadedLog, name: str) -> Workload:
         array("q", (event["prompt"] for event in kept)),
         array("q", (outputs[event["request"]] for event in kept)),
         TokenKeys(contents, salts) if tokens else GivenKeys(contents, size),
-        notes=[f"{left} requests without output left out"] if left else [])
+        notes=notes)
 
 
 def _arrivals(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

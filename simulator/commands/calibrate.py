@@ -20,6 +20,8 @@ from simulator.observe import observe
 # The 2-core AVX-512 machine of research/simulator.md, section 4: bf16 GEMM and memory read.
 CPU_TFLOPS, CPU_BANDWIDTH = 0.44, 36.0
 
+WORTH_TELLING = 1.05  # the slowest run's pace over the fastest's
+
 Logs = Annotated[list[Path], typer.Argument(help="event logs of real runs; the last ones are held "
                                             "out and predicted")]
 Out = Annotated[Path, typer.Option("--out", help="machine file to write")]
@@ -57,6 +59,11 @@ def _show(result: Calibration) -> None:
         table.add_row(name, f"{value:.3g}" if value else "-", result.unidentified.get(name, ""))
     out.print(table)
     out.print(_line("fitted  ", result.trained), markup=False)
+    paces = sorted(result.paces.values())
+    if paces[-1] > WORTH_TELLING * paces[0]:
+        out.print(f"pace      the runs differ by {paces[-1] / paces[0] - 1:.0%} in what no part "
+                  f"explains (slowest {max(result.paces, key=result.paces.__getitem__)}): the "
+                  f"machine does not keep its speed", markup=False)
     if result.held_out:
         out.print(_line("held out", result.held_out) + f" ({', '.join(result.held_out_runs)})",
                   markup=False)

@@ -80,7 +80,10 @@ def run(
     show(result, title)
     _export(result, title, chrome, html)
     if json_out:
-        json_out.write_text(json.dumps(result.as_json(), indent=1) + "\n", "utf-8")
+        setup = {"backend": "tandem-simulator", "model_id": spec.name, "tokenizer_id": spec.name,
+                 "request_rate": work.rate if rate is None else rate if math.isfinite(rate)
+                 else "inf", "burstiness": burstiness, "max_concurrency": users}
+        json_out.write_text(json.dumps(setup | result.as_json(), indent=1) + "\n", "utf-8")
     if result.stopped or not result.metrics.completed:
         raise typer.Exit(1)
 

@@ -31,7 +31,7 @@ from simulator.workload import Workload, poisson
 
 BASE = {"num_kv_blocks": 2048, "max_model_len": 1024}
 MEAN_IN, MEAN_OUT = 160, 64  # tokens of the requests that capacity is told in
-PREFILL_SHARE = 0.25  # of such a request's time, to tell what others weigh
+PREFILL_SHARE = 0.6  # of such a request's time, to tell what others weigh
 
 
 class Plan(NamedTuple):
@@ -62,7 +62,7 @@ PREDICT = [
 ]
 RANKED = [Plan(f"r-{name}", 0.7, "64:384", "16:96", {"batching": name})
           for name in ("mixed", "prefill_first", "static", "reserve")]
-AGAIN = [plan._replace(name=f"{plan.name}-again") for plan in (PREDICT[0], PREDICT[2], RANKED[0])]
+AGAIN = [plan._replace(name=f"{plan.name}-again") for plan in (PREDICT[0], PREDICT[2], PREDICT[4])]
 IN_TURN = [plan for pair in zip(CALIBRATE, PREDICT) for plan in pair]
 STEPS = {"first": IN_TURN[:6], "second": IN_TURN[6:], "rank": RANKED, "again": AGAIN}
 

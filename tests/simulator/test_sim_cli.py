@@ -34,6 +34,15 @@ def test_run_prints_the_table_and_writes_json_and_a_log_that_replays(trace, tmp_
         assert word in result.output
     data = json.loads(figures.read_text())
     assert data["completed"] == 3 and data["total_output_tokens"] == 15
+    # What `vllm bench serve --save-result` writes, but for lists of single requests.
+    assert set(data) >= {
+        "backend", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness",
+        "max_concurrency", "duration", "completed", "failed", "total_input_tokens",
+        "total_output_tokens", "request_throughput", "request_goodput:", "output_throughput",
+        "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests",
+        *(f"{stat}_{name}_ms" for stat in ("mean", "median", "std", "p99")
+          for name in ("ttft", "tpot", "itl", "e2el"))}
+    assert (data["request_rate"], data["burstiness"], data["max_concurrency"]) == (2.0, 1.0, None)
     again = call("replay", log)
     assert again.exit_code == 0 and again.output.startswith("identical: ")
     assert "3 requests" in again.output

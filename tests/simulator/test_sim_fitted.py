@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -70,6 +71,17 @@ def test_a_known_machine_is_recovered_and_predicts_runs_it_has_not_seen(runs):
                   Shape(260, 5, 4, 400, 1, 256, 300, 256 * 44 + 256 * 257 / 2)):
         assert mine.price(shape).seconds == pytest.approx(truth.price(shape).seconds, rel=0.05)
     assert "swap" in result.unidentified and "never occurs" in result.unidentified["swap"]
+
+
+def test_runs_made_while_the_machine_was_slow_do_not_move_the_parts_they_have_most_of(runs):
+    paces = [1.12, 0.9, 1.0, 1.1, 0.92, 0.98]
+    drifted = [replace(run, steps=[step._replace(seconds=step.seconds * pace)
+                                   for step in run.steps]) for run, pace in zip(runs, paces)]
+    fit = calibrate(drifted, "m", IDEAL, hold_out=0.0)
+    found = fit.machine.coefficients
+    assert list(fit.paces.values()) == pytest.approx(paces, abs=0.06)
+    for name in ("gemm", "prefill"):
+        assert found[name] == pytest.approx(TRUE[name], rel=0.15), name
 
 
 def test_one_step_in_100_that_takes_30_times_as_long_moves_the_fit_by_less_than_8_percent(runs):
