@@ -196,6 +196,17 @@ def test_a_full_disk_is_noticed_when_the_lines_are_flushed_or_the_file_is_closed
     assert len(told) == 1 and "free some space or choose another place" in log.problem
 
 
+def test_a_fault_of_the_file_without_a_number_is_told_in_its_own_words():
+    class Odd(io.StringIO):
+        def write(self, text):
+            if self.tell():
+                raise OSError("the quota is used up")
+            return super().write(text)
+
+    with pytest.warns(UserWarning, match="any further .the quota is used up.: the run goes on"):
+        EventLog(Odd(), HEADER).emit("reject", request="r", error="e")
+
+
 def test_a_log_that_gives_up_closes_its_own_file_and_leaves_a_strangers_open():
     for owned in (True, False):
         file = FullDisk()

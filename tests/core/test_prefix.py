@@ -370,6 +370,14 @@ def test_under_clock_a_hit_saves_a_block_for_one_more_round():
     assert one.manager.find_hit(request("ask", [1] * 5)) == [1]
 
 
+def test_without_a_cache_a_simulated_request_leaves_clean_blocks_like_any_other():
+    one = scheduler(8, 4, max_model_len=32, enable_prefix_caching=False)
+    submit(one, request("a", 9, 4))
+    run(one)
+    assert len(one.manager.pool.eviction) == 0 and one.manager.pool.num_free == 8
+    assert one.manager.pool.take(1) == [0]  # freed tail first: the last one freed goes first
+
+
 def test_a_preempted_simulated_request_finds_its_output_again_and_an_ended_one_leaves_no_keys():
     one = scheduler(5, 2, max_model_len=8)
     b = request("b", 3, 5)
