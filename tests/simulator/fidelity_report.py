@@ -105,10 +105,14 @@ def _table(rows: Sequence[tuple[str, str, dict[str, Pair]]]) -> list[str]:
     head = [f"{title} {unit}" for title, _, unit in FIGURES.values()]
     lines = ["| run | what | " + " | ".join(head) + " |", "|---|---|" + "---|" * len(head)]
     for name, what, figures in rows:
-        cells = [f"{pair.real * scale:,.4g} → {pair.other * scale:,.4g} ({pair.error:+.1%})"
+        cells = [f"{_short(pair.real * scale)} → {_short(pair.other * scale)} ({pair.error:+.1%})"
                  for pair, (_, scale, _) in ((figures[key], FIGURES[key]) for key in FIGURES)]
         lines.append(f"| {name} | {what} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _p95(ordered: Sequence[float]) -> float:
