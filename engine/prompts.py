@@ -64,9 +64,14 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def one_each(what: str, value: Any, number: int) -> list[Any]:
-    """`value` for each of `number` prompts. ConfigError if it is a list of another length."""
-    if isinstance(value, (SamplingParams, int)):
+    """`value` for each of `number` prompts. ConfigError if it is something else, or a list of
+    another length."""
+    wanted = SamplingParams if what == "sampling_params" else int
+    if isinstance(value, wanted):
         return [value] * number
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, wanted) for one in value):
+        raise ConfigError(f"{what} must be one {wanted.__name__} for all prompts, or a list with "
+                          f"one each; this is {value!r}")
     values = list(value)
     if len(values) != number:
         raise ConfigError(f"{number} prompts and {len(values)} {what}: "

@@ -18,6 +18,7 @@ from engine.loop import EngineLoop
 from simulator.bounds import Bounds, Divergence, find_divergence
 from simulator.cost import CostModel, Roofline
 from simulator.disagg import Split, SplitWorld, Transfers
+from simulator.errors import WorkloadError
 from simulator.hardware import Hardware, kv_blocks, list_hardware, load_hardware
 from simulator.metrics import Metrics, compute_metrics, metrics_from_log
 from simulator.modelspec import ModelSpec, list_models, load_model
@@ -105,6 +106,9 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     engine could finish; `failures` are (replica, seconds) pairs. `split` sets the number of
     replicas: some prefill, the others decode. TandemError subclasses for every wrong input.
     """
+    if not isinstance(workload, Workload):
+        raise WorkloadError(f"{workload!r} is no workload: read_trace(path) or poisson(…) makes "
+                            f"one")
     if replicas < 1:
         raise ConfigError(f"replicas={replicas} must be at least 1")
     if split is not None and replicas not in (1, split.replicas):

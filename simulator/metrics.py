@@ -214,16 +214,12 @@ def _busiest_second(timings: Timings) -> float:
         ends, steady = np.asarray(engine.ends), np.asarray(engine.steady)
         parts += [(ends[low:low + PART], steady[low:low + PART])
                   for low in range(0, len(ends), PART)]
-    parts = [part for part in parts if len(part[0])]
-    if not parts:
-        return 0.0
-    # Relative to the first: a log's clock may start anywhere.
-    start = min(int(times.min()) for times, _ in parts)
-    seconds = 1 + max(int(times.max()) for times, _ in parts) - start
-    tokens = np.zeros(seconds)
+    tokens: dict[int, float] = {}  # by second: a long run may hold few seconds with tokens
     for times, counts in parts:
-        tokens += np.bincount(times.astype(np.int64) - start, counts, seconds)
-    return float(tokens.max())
+        seconds, which = np.unique(times.astype(np.int64), return_inverse=True)
+        for second, count in zip(seconds.tolist(), np.bincount(which, counts).tolist()):
+            tokens[second] = tokens.get(second, 0.0) + count
+    return max(tokens.values(), default=0.0)
 
 
 def _peak(at: np.ndarray, last: np.ndarray) -> int:

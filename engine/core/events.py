@@ -50,11 +50,16 @@ KINDS = frozenset([
     "reset", "copy", "swap", "free", "preempt", "batch", "token", "time", "finish"])
 
 
+GZIP_FLUSH = 512  # events of a gzipped log that a kill may cost
+
+
 class EventLog:
     """Writes a log to a path (gzip if it ends in .gz), to an open text file, or keeps it in memory.
 
     The owner of the clock sets `now` (seconds since the run began); `emit` stamps it on each event.
-    Lines are complete when written, so a process that is killed leaves a readable log.
+    Lines are complete when written, so a process that is killed leaves a readable log. A file that
+    is there already is replaced by the first event, not before: a run that fails at its start
+    destroys nothing.
     """
 
     def __init__(self, target: str | Path | IO[str] | None, header: dict[str, Any]):
@@ -65,19 +70,23 @@ class EventLog:
         self.num_events = 0
         self.events: list[dict[str, Any]] | None = [] if target is None else None
         self._encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
-        self._owned = isinstance(target, (str, Path))
-        self._safe_by_step = self._owned and not str(target).endswith(".gz")
-        self._file: IO[str] | None = _open(Path(target), "wt") if isinstance(
-            target, (str, Path)) else target
-        if self._file is not None:
+        self._path = Path(target) if isinstance(target, (str, Path)) else None
+        self._begun = self._path is None  # the file holds the header
+        self._flushed = 0  # events
+        self._flush_every = GZIP_FLUSH if self.name.endswith(".gz") and self._path else 1
+        self._file: IO[str] | None = None if isinstance(target, (str, Path)) else target
+        if self._path is not None:
+            _check_writable(self._path)
+        elif self._file is not None:
             self._file.write(self._encode(self.header) + "\n")
-            self.settle()
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Append one event. Its lists are read now; they may change afterwards."""
         event = {"n": self.num_events, "t": round(self.now, 9), "e": kind, **fields}
         self.num_events += 1
         line = self._encode(event)
+        if not self._begun:
+            self._begin()
         if self._file is not None:
             try:
                 self._file.write(line + "\n")
@@ -86,13 +95,24 @@ class EventLog:
         elif self.events is not None:
             self.events.append(json.loads(line))
 
+    def _begin(self) -> None:
+        """Open the file, replacing what is there, and write the header."""
+        assert self._path is not None
+        self._begun = True
+        try:
+            self._file = _open(self._path, "wt")
+            self._file.write(self._encode(self.header) + "\n")
+        except OSError as error:
+            self._give_up(error)
+
     def settle(self) -> None:
-        """A step is over: make its lines safe from a kill. Not for gzip, which would compress
-        step by step and so hardly at all; call flush() for that."""
-        if self._safe_by_step:
+        """A step is over: make its lines safe from a kill. A gzipped log does so now and then:
+        step by step it would hardly be compressed."""
+        if self._path is not None and self.num_events - self._flushed >= self._flush_every:
             self.flush()
 
     def flush(self) -> None:
+        self._flushed = self.num_events
         if self._file is not None:
             try:
                 self._file.flush()
@@ -106,13 +126,15 @@ class EventLog:
                         f"({error.strerror or error}): the run goes on without it; free some space "
                         f"or choose another place")
         warnings.warn(self.problem, stacklevel=2)
-        if file is not None and self._owned:
+        if file is not None and self._path is not None:
             with suppress(OSError):
                 file.close()
 
     def close(self) -> None:
         """Finish the file, if this log opened it. Safe to call twice."""
-        if self._file is not None and self._owned and not self._file.closed:
+        if self._path is not None and not self._begun and not self._path.exists():
+            self._begin()  # a run without events leaves a header, but not in another log's place
+        if self._file is not None and self._path is not None and not self._file.closed:
             try:
                 self._file.close()
             except OSError as error:
@@ -148,6 +170,14 @@ def read_log(source: str | Path | IO[str]) -> LoadedLog:
         except OSError as error:
             raise LogError(f"cannot read the log {path}: {error.strerror or error}") from error
     return _read(source, getattr(source, "name", "the log"))
+
+
+def _check_writable(path: Path) -> None:
+    """OSError now, and not at the first event, if the log cannot be written there."""
+    there = path.exists()
+    path.open("a").close()
+    if not there:
+        path.unlink()
 
 
 def _open(path: Path, mode: str) -> IO[str]:

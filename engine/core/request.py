@@ -57,7 +57,11 @@ class SamplingParams:
         if isinstance(self.logit_bias, dict):
             object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         for name in ("stop", "stop_token_ids", "logit_bias"):
-            object.__setattr__(self, name, tuple(getattr(self, name) or ()))
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, tuple(value or ()))
+            except TypeError:
+                raise RequestError(f"{name}={value!r} must be a list") from None
         self._check_types()
         for name, good, rule in self._rules():
             if not good:

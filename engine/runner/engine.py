@@ -46,6 +46,7 @@ class Engine:
         self.loop = EngineLoop(scheduler, log, on_finish=self._on_finish)
         self.sessions: dict[str, Session] = {}  # by request id, until their consumer drops them
         self.started = perf_counter()
+        self.closed = False
         self._lock = RLock()
         self._wheel: Any = None  # the loop's generator, while something is unfinished
         self._batch: Batch | None = None  # scheduled, not yet computed
@@ -59,6 +60,8 @@ class Engine:
     # ------------------------------------------------------------------ requests
     def submit(self, request: Request, owner: str = "", index: int = 0) -> Session:
         """Queue a request and open its session. RequestError, with nothing changed, if bad."""
+        if self.closed:
+            raise RequestError(f"request {request.id}: this engine is closed; make a new one")
         try:
             self._check(request)
         except RequestError as error:
@@ -88,6 +91,7 @@ class Engine:
 
     def shut_down(self) -> None:
         """Finish the log and end the other ranks. Safe to call twice."""
+        self.closed = True
         if self.log is not None:
             self.log.close()
         if self.lead is not None:

@@ -152,15 +152,45 @@ def test_a_flushed_log_is_readable_while_it_is_still_written(tmp_path):
     log.close()
 
 
-def test_the_lines_of_a_settled_step_are_on_disk_but_not_those_of_a_gzip_file(tmp_path):
-    for name, there in (("a.jsonl", 2), ("a.jsonl.gz", 0)):
-        log = EventLog(tmp_path / name, HEADER)
-        assert (tmp_path / name).read_bytes().count(b"\n") == (1 if there else 0)
+@pytest.mark.parametrize("name, every", [("a.jsonl", 1), ("a.jsonl.gz", 512)])
+def test_the_lines_of_a_settled_step_are_on_disk_and_of_a_gzipped_log_every_512(
+        tmp_path, name, every):
+    log = EventLog(tmp_path / name, HEADER)
+    for _ in range(2 * every):
         log.emit("reject", request="r", error="e")
-        log.settle()
-        assert (tmp_path / name).read_bytes().count(b"\n") == there
-        log.close()
-        assert len(read_log(tmp_path / name).events) == 1
+    log.settle()
+    cut = tmp_path / f"cut-{name}"  # what a kill would leave
+    cut.write_bytes((tmp_path / name).read_bytes())
+    assert len(read_log(cut).events) == 2 * every
+    log.emit("reject", request="r", error="e")
+    log.settle()
+    cut.write_bytes((tmp_path / name).read_bytes())
+    assert len(read_log(cut).events) == 2 * every + (every == 1)
+    log.close()
+    assert len(read_log(tmp_path / name).events) == 2 * every + 1
+
+
+def test_a_log_replaces_the_one_that_is_there_with_its_first_event_and_not_before(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("precious\n")
+    EventLog(path, HEADER).close()
+    assert path.read_text() == "precious\n"
+    log = EventLog(path, HEADER)
+    log.emit("reject", request="r", error="e")
+    log.close()
+    assert len(read_log(path).events) == 1
+
+
+def test_a_run_without_events_leaves_a_header_where_nothing_was(tmp_path):
+    log = EventLog(tmp_path / "a.jsonl", HEADER)
+    assert not (tmp_path / "a.jsonl").exists()
+    log.close()
+    assert read_log(tmp_path / "a.jsonl").events == []
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_run(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        EventLog(tmp_path / "nowhere" / "a.jsonl", HEADER)
 
 
 class FullDisk(io.StringIO):
@@ -207,11 +237,11 @@ def test_a_fault_of_the_file_without_a_number_is_told_in_its_own_words():
         EventLog(Odd(), HEADER).emit("reject", request="r", error="e")
 
 
-def test_a_log_that_gives_up_closes_its_own_file_and_leaves_a_strangers_open():
+def test_a_log_that_gives_up_closes_its_own_file_and_leaves_a_strangers_open(tmp_path):
     for owned in (True, False):
         file = FullDisk()
         log = EventLog(file, HEADER)
-        log._owned = owned
+        log._path = tmp_path / "a.jsonl" if owned else None
         with pytest.warns(UserWarning):
             log.emit("reject", request="r", error="e")
         assert file.closed is owned and log._file is None

@@ -448,3 +448,9 @@ def test_an_unknown_policy_lists_the_known_ones(kind, known):
     with pytest.raises(ConfigError,
                        match=f"^{kind} policy 'magic' does not exist; known: {known}$"):
         scheduler(**{kind: "magic"})
+
+
+@pytest.mark.parametrize("name", ["stop", "stop_token_ids", "logit_bias"])
+def test_lists_that_are_numbers_are_refused_by_name(name):
+    with pytest.raises(RequestError, match=f"{name}=5 must be a list"):
+        SamplingParams(**{name: 5})

@@ -386,3 +386,26 @@ def test_a_damaged_tokenizer_is_a_named_error(tmp_path):
     (directory / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(TandemError, match="tokenizer of .* cannot be read"):
         LLM(directory)
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, 3, [3]])
+def test_params_that_are_none_are_refused_in_a_sentence(llm, params):
+    with pytest.raises(ConfigError, match="sampling_params must be one SamplingParams for all"):
+        llm.generate(["x"], params)
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_an_engine_that_is_closed_says_so(tmp_path, logged):
+    with LLM("tiny", log=tmp_path / "a.jsonl" if logged else None) as closed:
+        pass
+    with pytest.raises(RequestError, match="this engine is closed; make a new one"):
+        closed.generate("x", SamplingParams(max_tokens=2))
+
+
+def test_a_model_that_cannot_be_loaded_leaves_the_log_of_another_run_alone(tmp_path):
+    (tmp_path / "a.jsonl").write_text("precious\n")
+    with pytest.raises(TandemError):
+        LLM("tiny", max_model_len=10**9, log=tmp_path / "a.jsonl")
+    with pytest.raises(RequestError), LLM("tiny", log=tmp_path / "a.jsonl") as llm:
+        llm.generate("x" * 5000)
+    assert (tmp_path / "a.jsonl").read_text() == "precious\n"

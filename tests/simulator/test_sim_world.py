@@ -10,8 +10,9 @@ from sim_helpers import Price, world
 from engine.core.events import EventLog
 from simulator.api import simulate
 from simulator.cost import Roofline
+from simulator.errors import WorkloadError
 from simulator.hardware import load_hardware
-from simulator.lengths import parse_lengths
+from simulator.lengths import lognormal, parse_lengths
 from simulator.metrics import compute_metrics, metrics_from_log
 from simulator.modelspec import load_model
 from simulator.timings import COMPLETED
@@ -224,3 +225,15 @@ def test_the_azure_hours_first_thousand_requests_run_through(traces):
     assert (metrics.completed, metrics.failed) == (1000, 0)
     assert metrics.total_output_tokens == sum(work.outputs)
     assert 0.005 < metrics.latency["tpot"].mean < 0.02
+
+
+@pytest.mark.parametrize("workload", [3, [], None])
+def test_what_is_no_workload_is_refused_in_a_sentence(workload):
+    with pytest.raises(WorkloadError, match="is no workload: read_trace"):
+        simulate(workload, "llama-3.1-8b", "h100")
+
+
+def test_seconds_without_tokens_cost_nothing_however_many():
+    run = simulate(poisson(1e-9, 5, lognormal(100, 0.5, 400), lognormal(20, 0.5, 60)),
+                   "llama-3.1-8b", "h100")
+    assert run.metrics.completed == 5 and 0 < run.metrics.max_output_tokens_per_s <= 60
