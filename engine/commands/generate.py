@@ -85,8 +85,10 @@ def read_prompts(prompts: list[str], file: Path | None) -> list[str]:
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     """Print the text as it comes; a line of numbers goes to stderr at the end."""
     console, clock = Console(stderr=True, highlight=False), llm.engine.clock
-    started, first, tokens, reason = clock(), 0.0, 0, None
-    for delta in llm.stream(prompt, params):
+    started, first, tokens, reason = clock(), 0.0, 0, "Ctrl-C"
+    for delta in _until_interrupted(llm.stream(prompt, params)):
+        if delta is None:
+            break
         tokens += len(delta.token_ids)
         first = first or clock()
         reason = delta.finish_reason or reason
@@ -94,9 +96,13 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
         if delta.error:
             console.print(f"\n[red]{delta.error}[/red]")
     typer.echo()
-    pace = (tokens - 1) / max(clock() - first, 1e-9)
+    seconds = clock() - started
+    wait = first - started if first else seconds
+    pace = max(tokens - 1, 0) / max(seconds - wait, 1e-9)
     console.print(f"[dim]{tokens} tokens, finished by {reason}; "
-                  f"first after {first - started:.3f} s, then {pace:.1f} tokens/s[/dim]")
+                  f"first after {wait:.3f} s, then {pace:.1f} tokens/s[/dim]")
+    if reason == "Ctrl-C":
+        raise typer.Exit(130)
 
 
 def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: SamplingParams) -> None:

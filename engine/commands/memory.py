@@ -36,7 +36,7 @@ def memory_command(
 ) -> None:
     """Say what weights, activations, CUDA graphs and KV cache take, and how many requests fit."""
     config = read_model_config(resolve_model(model))
-    longest = request_tokens or config.max_position_embeddings
+    longest = config.max_position_embeddings if request_tokens is None else request_tokens
     for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs),
                         ("max_num_batched_tokens", max_num_batched_tokens),
                         ("request_tokens", longest)):

@@ -189,9 +189,12 @@ def _open(path: Path, mode: str) -> IO[str]:
 def _read(file: IO[str], name: str) -> LoadedLog:
     lines = enumerate(file, start=1)
     try:
-        header = json.loads(next(lines, (1, ""))[1])
+        first = next(lines, None)
+        header = json.loads(first[1]) if first else None
     except DAMAGE:
-        header = None
+        first, header = (1, ""), None
+    if first is None:
+        raise LogError(f"{name} is empty: no run is recorded in it", 1)
     if not isinstance(header, dict) or "tandem" not in header:
         raise LogError(f"{name} is no event log: its first line is not a Tandem header", 1)
     if header.get("schema") != SCHEMA:

@@ -284,7 +284,8 @@ def test_a_log_cut_inside_its_header_is_refused_with_line_1(good, tmp_path):
     for size in range(good.index(b"\n")):
         path.write_bytes(good[:size])
         with pytest.raises(LogError, match="is no event log: its first line is not a Tandem "
-                                           "header") as refused:
+                                           "header" if size else "is empty: no run is recorded "
+                                                                 "in it") as refused:
             read_log(path)
         assert refused.value.line == 1
 
