@@ -91,6 +91,12 @@ EQUIVALENT: dict[tuple[str, str], str] = {
         "the child is put into the line a moment later, in the same step",
     ("scheduler.Scheduler.reject", "'reject' -> 'rejectX' in self._inbox"):
         "what is no newcomer and no abort is a refusal",
+    ("scheduler.Scheduler.schedule", "if self._parents -> if True"): NOTHING,
+    ("scheduler.Scheduler.commit", "if batch.partial -> if True"): NOTHING,
+    ("scheduler.Scheduler.commit", "if batch.partial -> if False"): SHORTCUT,
+    ("scheduler.Scheduler.commit", "del requests[index], results[index] -> pass"): SHORTCUT,
+    ("scheduler.Scheduler._commit_tokens", "in request.stop_ids -> if True"): SHORTCUT,
+    ("policies.WaitingQueue.refresh", "-> without self._heap"): NOTHING,
     ("stable.advance", "if first < steps -> if True"): NOTHING,
     ("stable.advance", "first < steps -> LtE"): NOTHING,
     ("stable.stable_steps", "-> without rows[0].tokens is not None"): SHORTCUT,

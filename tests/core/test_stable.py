@@ -307,3 +307,12 @@ def test_commit_k_equals_k_times_commit_1_for_a_night(batching, order):
     for seed in range(1000, 4000):
         leap(f"{batching} {order} {seed}", batching, order, reached)
     assert reached["leap"] > 1000
+
+
+def test_a_simulated_request_that_a_token_may_end_is_never_run_ahead():
+    for stop, least in ((), 2), ((3,), 1):
+        one = scheduler(16, 4)
+        submit(one, request("a", 5, 20, params={"stop_token_ids": stop, "ignore_eos": True}))
+        step(one)
+        batch = one.schedule()
+        assert (batch.stable_steps() >= 2) == (least == 2)
