@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -117,9 +117,11 @@ def test_a_small_temperature_is_no_overflow():
     {}, {"temperature": 0.0}, {"top_k": 5}, {"top_k": 64}, {"top_p": 0.3}, {"top_p": 0.99},
     {"min_p": 0.2}, {"presence_penalty": 1.0}, {"logit_bias": ((5, 3.0),)}]),
     min_size=2, max_size=9))
+@example([{}] * 8 + [{"presence_penalty": 1.0}])
 def test_a_row_draws_the_same_token_alone_and_in_any_batch(all_params):
     logits = torch.stack([peaked_logits(1500, seed) for seed in range(len(all_params))])
-    rows = [row(5 + index, output=(7, 7, 9) * 3, seed=index, **params)
+    # Positions up to 13: every token before them is known, as the engine has it.
+    rows = [row(5 + index, output=(7, 7, 9) * 4, seed=index, **params)
             for index, params in enumerate(all_params)]
     together = sample(logits.clone(), rows, 0).tokens
     alone = [sample(logits[index:index + 1].clone(), [rows[index]], 0).tokens[0]
