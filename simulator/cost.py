@@ -6,6 +6,7 @@ All counts and times are of one device; under tensor parallelism every rank does
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -42,15 +43,15 @@ class StepCost(NamedTuple):
                 "bound": self.bound}
 
 
-class CostModel:
+class CostModel(ABC):
     """Prices steps. Depends on the batch alone, so that a run can be repeated byte for byte.
 
     A new model implements `cost`; the other two only save time and may not change a bit.
     """
 
+    @abstractmethod
     def cost(self, batch: Batch) -> StepCost:
         """The price of this step, with its breakdown."""
-        raise NotImplementedError
 
     def seconds(self, batch: Batch) -> float:
         """`cost(batch).seconds`."""

@@ -53,6 +53,17 @@ class Engine:
         return replay(log), told
 
 
+def log_of_two_runs_each_reset_after():
+    engine = Engine()
+    for name in "ab":
+        engine.submit(name, PROMPT)
+        engine.run()
+        engine.now += 1.0
+        engine.scheduler.reset_prefix_cache()
+    engine.file.seek(0)
+    return read_log(engine.file)
+
+
 def test_a_reset_between_two_requests_is_replayed_and_the_second_finds_nothing():
     engine = Engine()
     for name in "abc":
@@ -68,14 +79,7 @@ def test_a_reset_between_two_requests_is_replayed_and_the_second_finds_nothing()
 
 
 def test_a_reset_that_was_done_and_not_replayed_would_differ():
-    engine = Engine()
-    for name in "ab":
-        engine.submit(name, PROMPT)
-        engine.run()
-        engine.now += 1.0
-        engine.scheduler.reset_prefix_cache()
-    engine.file.seek(0)
-    log = read_log(engine.file)
+    log = log_of_two_runs_each_reset_after()
     first = next(event for event in log.events if event["e"] == "reset")
     log.events.remove(first)
     log.events = [event | {"n": index} for index, event in enumerate(log.events)]
@@ -119,15 +123,8 @@ def test_a_refused_reset_leaves_no_trace():
 
 
 def test_the_replays_own_log_holds_the_reset_and_replays_in_turn():
-    engine = Engine()
-    for name in "ab":
-        engine.submit(name, PROMPT)
-        engine.run()
-        engine.now += 1.0
-        engine.scheduler.reset_prefix_cache()
-    engine.file.seek(0)
     copy = io.StringIO()
-    assert replay(read_log(engine.file), copy_to=copy).identical
+    assert replay(log_of_two_runs_each_reset_after(), copy_to=copy).identical
     copy.seek(0)
     again = read_log(copy)
     assert sum(event["e"] == "reset" for event in again.events) == 2
