@@ -52,7 +52,8 @@ def test_requests_with_token_ids_are_stable_for_1_step_for_any_token_may_be_the_
 
 
 def test_stop_ids_are_a_reason_for_doubt():
-    assert stable_after(1, simulated("a", 6, 20, eos_ids=(0,))) == 1
+    # 9 has not come yet (0 has), but any step may bring it
+    assert stable_after(1, simulated("a", 6, 20, eos_ids=(9,))) == 1
 
 
 def test_a_sink_gets_every_step():
@@ -307,12 +308,3 @@ def test_commit_k_equals_k_times_commit_1_for_a_night(batching, order):
     for seed in range(1000, 4000):
         leap(f"{batching} {order} {seed}", batching, order, reached)
     assert reached["leap"] > 1000
-
-
-def test_a_simulated_request_that_a_token_may_end_is_never_run_ahead():
-    for stop, least in ((), 2), ((3,), 1):
-        one = scheduler(16, 4)
-        submit(one, request("a", 5, 20, params={"stop_token_ids": stop, "ignore_eos": True}))
-        step(one)
-        batch = one.schedule()
-        assert (batch.stable_steps() >= 2) == (least == 2)
