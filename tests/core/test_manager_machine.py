@@ -147,7 +147,7 @@ def test_manager_agrees_with_the_slow_model_in_200_walks_of_60_operations(policy
 @pytest.mark.parametrize("policy", POLICIES)
 def test_manager_agrees_with_the_slow_model_under_hypothesis(policy):
     REACHED.clear()
-    hypothesis_run(policy, 12 if "TANDEM_MUTANT" in os.environ else 50, derandomize=True)
+    hypothesis_run(policy, 12 if "TANDEM_MUTANT" in os.environ else 200, derandomize=True)
     print(f"{policy} hypothesis", dict(sorted(REACHED.items())))
     assert "TANDEM_MUTANT" in os.environ or min(
         REACHED[what] for what in ("eviction", "hit", "copy", "swap-in")) > 0
