@@ -78,6 +78,11 @@ class ManagerMachine(RuleBasedStateMachine):
         self.pair.swap_in(who, count)
 
     @rule(who=WHO)
+    def swap_out_and_in(self, who):
+        self.pair.swap_out(who)
+        self.pair.swap_in(0, 1)
+
+    @rule(who=WHO)
     def drop_swapped(self, who):
         self.pair.drop_swapped(who)
 
@@ -146,8 +151,10 @@ def test_manager_agrees_with_the_slow_model_in_200_walks_of_60_operations(policy
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_manager_agrees_with_the_slow_model_under_hypothesis(policy):
+    # What Hypothesis draws depends on which modules are loaded (it borrows their constants), so
+    # the audit asks only for what several examples in a hundred reach, whatever is loaded.
     REACHED.clear()
-    hypothesis_run(policy, 12 if "TANDEM_MUTANT" in os.environ else 200, derandomize=True)
+    hypothesis_run(policy, 12 if "TANDEM_MUTANT" in os.environ else 150, derandomize=True)
     print(f"{policy} hypothesis", dict(sorted(REACHED.items())))
     assert "TANDEM_MUTANT" in os.environ or min(
         REACHED[what] for what in ("eviction", "hit", "copy", "swap-in")) > 0
