@@ -30,13 +30,13 @@ class BlockPool:
                  emit: Emit | None = None):
         self.num_blocks = num_blocks
         self.num_free = num_blocks  # clean + evictable
-        self.refs: dict[int, int] = {}  # ref count of each used block: not there <=> free
+        self.used: set[int] = set()  # blocks that somebody holds
+        self.extra: dict[int, int] = {}  # of a block that several hold: references beyond the first
         self.keys: dict[int, Hashable] = {}  # content key of each indexed block
         # key -> its block, or all its blocks, oldest first: nearly always there is only one
         self.index: dict[Hashable, int | dict[int, None]] = {}
         self.eviction = EVICTIONS.make(eviction) if isinstance(eviction, str) else eviction
         self._clean = list(range(num_blocks - 1, -1, -1))  # the next one to go is last
-        self._parked: set[int] = set()  # evictable, but nobody can ask for their content by key
         self._emit = emit
 
     # ------------------------------------------------------------------ holding
@@ -51,13 +51,13 @@ class BlockPool:
         clean = self._clean
         if num_blocks == 1:  # a decode's next block: worth a shorter way
             blocks = [clean.pop()] if clean else self._evict(1)
-            self.refs[blocks[0]] = 1
+            self.used.add(blocks[0])
         else:
             blocks = clean[:-num_blocks - 1:-1]
             del clean[len(clean) - len(blocks):]
             if len(blocks) < num_blocks:
                 blocks += self._evict(num_blocks - len(blocks))
-            self.refs.update(dict.fromkeys(blocks, 1))
+            self.used.update(blocks)
         self.num_free -= num_blocks
         return blocks
 
@@ -69,14 +69,14 @@ class BlockPool:
 
     def share(self, block: int) -> None:
         """One more reference to a used block, or to a free one whose content is still indexed."""
-        if block not in self.refs:
-            if block not in self.keys:
-                raise CorruptPool(f"block {block} is free and holds nothing: it cannot be shared")
+        if block in self.used:
+            self.extra[block] = self.extra.get(block, 0) + 1
+        elif block in self.keys:
             self.eviction.remove(block)
+            self.used.add(block)
             self.num_free -= 1
-            self.refs[block] = 1
         else:
-            self.refs[block] += 1
+            raise CorruptPool(f"block {block} is free and holds nothing: it cannot be shared")
 
     def release(self, blocks: Sequence[int], *, park: bool = False) -> None:
         """One reference less to each; those nobody holds any more become free, in this order.
@@ -85,31 +85,50 @@ class BlockPool:
         that are not indexed become evictable all the same: they stand for content that a cache
         would keep, though nobody is left who knows its key.
         """
-        refs, keys = self.refs, self.keys
-        try:
-            counts = list(map(refs.pop, blocks))
-        except KeyError as error:
-            raise CorruptPool(f"block {error} is freed, but nobody holds it") from None
-        if counts.count(1) != len(counts):
-            still_held = {block: count - 1 for block, count in zip(blocks, counts) if count > 1}
-            refs.update(still_held)
-            blocks = [block for block in blocks if block not in still_held]
-        evictable = [block for block in blocks if block in keys]
+        keys = self.keys
+        held = self.used.intersection(blocks)
+        if len(held) < len(blocks):
+            free = next(block for place, block in enumerate(blocks)
+                        if block not in held or block in blocks[:place])
+            raise CorruptPool(f"block {free} is freed, but nobody holds it")
+        if not self.extra.keys().isdisjoint(blocks):
+            blocks = self._drop_extra(blocks)
+        self.used.difference_update(blocks)
         self.num_free += len(blocks)
-        if len(evictable) < len(blocks):
+        without: Sequence[int] = blocks
+        evictable: Sequence[int] = []
+        if not keys.keys().isdisjoint(blocks):
+            evictable = [block for block in blocks if block in keys]
             without = [block for block in blocks if block not in keys]
-            if park:
-                self._parked.update(without)
-                self.eviction.cached(without)
-                evictable = list(blocks)
-            else:
-                self._clean += without
+        if park:
+            self.eviction.cached(without)
+            evictable = blocks
+        else:
+            self._clean += without
         if evictable:
             self.eviction.add(evictable)
 
+    def _drop_extra(self, blocks: Sequence[int]) -> list[int]:
+        """Take the reference of those that others hold as well; the blocks that are left."""
+        extra, last = self.extra, []
+        for block in blocks:
+            count = extra.get(block, 0)
+            if count == 0:
+                last.append(block)
+            elif count == 1:
+                del extra[block]
+            else:
+                extra[block] = count - 1
+        return last
+
+    @property
+    def refs(self) -> dict[int, int]:
+        """Ref count of each used block. O(used): for looking, not for scheduling."""
+        return {block: self.refcount(block) for block in sorted(self.used)}
+
     def refcount(self, block: int) -> int:
         """How many tables hold the block."""
-        return self.refs.get(block, 0)
+        return 1 + self.extra.get(block, 0) if block in self.used else 0
 
     # ------------------------------------------------------------------ content
     def publish(self, blocks: Sequence[int], keys: Sequence[Hashable]) -> None:
@@ -134,7 +153,7 @@ class BlockPool:
     def withdraw(self, block: int) -> None:
         """Forget a block's content, which was never written or is about to be overwritten."""
         if block in self.keys:
-            if block not in self.refs:
+            if block not in self.used:
                 self.eviction.remove(block)
                 self._clean.append(block)
             self._forget([block])
@@ -149,18 +168,14 @@ class BlockPool:
         self._clean += forgotten
         self.keys.clear()
         self.index.clear()
-        self._parked.clear()
         return True
 
     def _unindex(self, blocks: list[int]) -> None:
         """The eviction policy chose these free blocks: what they held is gone."""
-        if self._parked:
-            parked = self._parked
-            known = [block for block in blocks if block not in parked]
-            parked.difference_update(blocks)
-            blocks = known
-        if not blocks:
-            return
+        keys = self.keys
+        if keys.keys().isdisjoint(blocks):
+            return  # parked ones, all of them
+        blocks = [block for block in blocks if block in keys]
         if self._emit is not None:
             for block in blocks:
                 self._emit("evict", block=block, key=key_text(self.keys[block]))
@@ -190,17 +205,18 @@ class BlockPool:
         if len(free) != len(set(free)) or len(free) != self.num_free:
             raise CorruptPool(f"free list holds {len(free)} entries, {len(set(free))} different, "
                               f"but num_free is {self.num_free}")
-        used = set(self.refs)
+        used = self.used
         if used & set(free) or used | set(free) != set(range(self.num_blocks)):
             raise CorruptPool(f"used {sorted(used)} and free {sorted(free)} do not partition the "
                               f"{self.num_blocks} blocks")
-        if min(self.refs.values(), default=1) < 1:
-            raise CorruptPool(f"a used block has no reference: {self.refs}")
-        self._check_index(set(clean), set(evictable))
+        if not self.extra.keys() <= used or min(self.extra.values(), default=1) < 1:
+            raise CorruptPool(f"further references {self.extra} of the used blocks {sorted(used)}: "
+                              f"each must be held, and at least once more")
+        self._check_index(set(clean))
         if tables is not None:
             self._check_counts(list(tables))
 
-    def _check_index(self, clean: set[int], evictable: set[int]) -> None:
+    def _check_index(self, clean: set[int]) -> None:
         indexed = [(block, key) for key, there in self.index.items()
                    for block in ([there] if isinstance(there, int) else there)]
         kept = self.keys
@@ -209,9 +225,6 @@ class BlockPool:
         for block in kept:
             if block in clean:
                 raise CorruptPool(f"block {block} is indexed, but free as a clean one")
-        if evictable - kept.keys() != self._parked:
-            raise CorruptPool(f"blocks {sorted(evictable - kept.keys())} are evictable without a "
-                              f"key, those parked are {sorted(self._parked)}")
         if {} in self.index.values():
             raise CorruptPool("the index holds a key without blocks")
 

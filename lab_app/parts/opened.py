@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import zlib
+from pathlib import Path
 
 import streamlit as st
 
 from engine.core.errors import TandemError
-from engine.core.events import read_log
 from lab_app.store import Entry
+from lab_app.viewmodel.loglines import LogLines
 from lab_app.viewmodel.run import Run, open_run
 
 
@@ -19,7 +19,7 @@ def _open(path: str, changed: int, size: int) -> Run:
     collecting = gc.isenabled()
     gc.disable()  # the events hold no cycle, and walking a million of them costs seconds
     try:
-        return open_run(read_log(path))
+        return open_run(LogLines.read(Path(path)))
     finally:
         gc.freeze()  # nor shall later collections walk them; they still go by ref count
         if collecting:
@@ -33,7 +33,7 @@ def open_entry(entry: Entry) -> Run | None:
         return _open(str(entry.path), stat.st_mtime_ns, stat.st_size)
     except TandemError as error:
         st.error(_sentence(error, entry))
-    except (OSError, EOFError, zlib.error) as error:
+    except OSError as error:
         st.error(f"The log {entry.path.name} cannot be read: {error}.")
     return None
 

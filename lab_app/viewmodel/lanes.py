@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.core.replay import Replayer, State
+from engine.core.replay import State
 from lab_app.viewmodel.palette import Palette
+from lab_app.viewmodel.replaying import Replaying
 
 WINDOW = 64  # steps
 MAX_LANES = 24
@@ -44,7 +45,7 @@ class Lanes:
     hidden: int  # requests of the window without a lane here
 
 
-def lanes(replayer: Replayer, step: int, palette: Palette, selected: str | None = None,
+def lanes(replayer: Replaying, step: int, palette: Palette, selected: str | None = None,
           window: int = WINDOW) -> Lanes:
     """The window of steps around `step`, full wherever the log is long enough. It moves on by an
     eighth at a time, so the picture stands still while the cursor walks through it."""

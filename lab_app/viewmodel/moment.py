@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.core.replay import Replayer, State
+from engine.core.replay import State
+from lab_app.viewmodel.replaying import Replaying
 
 PHASES = {"before": "Before", "during": "Computing", "after": "After"}
 
@@ -37,7 +38,7 @@ class Moment:
         return next(iter(self.of_kind("batch")), None)
 
 
-def moment_at(replayer: Replayer, step: int) -> Moment:
+def moment_at(replayer: Replaying, step: int) -> Moment:
     """The step's three states. IndexError if the log has no such step."""
     events = replayer.events_of(step)
     before = replayer.state_before(step)
@@ -53,7 +54,7 @@ def moment_at(replayer: Replayer, step: int) -> Moment:
     return Moment(step, events, before, during, after, _result(replayer, step, events))
 
 
-def _result(replayer: Replayer, step: int, events: Sequence[dict[str, Any]]
+def _result(replayer: Replaying, step: int, events: Sequence[dict[str, Any]]
             ) -> Sequence[dict[str, Any]]:
     """An engine that runs one step ahead learns a step's result during the next one."""
     number = events[0]["step"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.core.errors import LogError
-from engine.core.events import LoadedLog
-from engine.core.replay import Replayer, State
+from lab_app.viewmodel.loglines import LogLines
 from lab_app.viewmodel.metrics import Strip, strip
 from lab_app.viewmodel.palette import Palette, palette_of
-from lab_app.viewmodel.timeline import Timeline, build_timeline
+from lab_app.viewmodel.replaying import Replaying
+from lab_app.viewmodel.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Run:
     header: dict[str, Any]
     config: dict[str, Any]
     problem: str | None  # what is wrong with the log's end
-    replayer: Replayer
+    replayer: Replaying
     timeline: Timeline
     strip: Strip
     palette: Palette
@@ -38,55 +37,31 @@ class Run:
         return list(self.palette.index)
 
 
-def open_run(log: LoadedLog) -> Run:
+def open_run(log: LogLines) -> Run:
     """Index a log. One that contradicts itself is opened up to there, and `problem` says so.
 
     LogError if there is no step to show, or an event lacks what its kind must have.
     """
-    events, problem = log.events, log.problem
     config = log.header.get("config")
     config = config if isinstance(config, dict) else {}
-    order = str(config.get("order", "fcfs"))
-    try:
-        replayer = Replayer(events, order)
-    except LogError as error:
-        events = events[:_sound_events(events)]
-        problem = f"{error}; the {len(events)} events before that one are shown"
-        replayer = Replayer(events, order)
+    replayer = Replaying(log, str(config.get("order", "fcfs")))
+    problem = replayer.problem or log.problem
     if not replayer.num_steps:
-        raise LogError(f"the log holds {len(events)} events but no step, so there is nothing to "
-                       "replay: choose a log of a run that got as far as its first step")
+        why = f" ({problem})" if problem else ""
+        raise LogError(f"the log holds {replayer.num_events} events but no step, so there is "
+                       f"nothing to replay{why}: choose a log of a run that got as far as its "
+                       "first step")
     if problem is None and (live := replayer.final.live()):
         problem = (f"The log ends while {len(live)} requests are unfinished: the run was stopped, "
                    "or the file is cut off")
-    try:
-        timeline = build_timeline(events)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise LogError(f"an event of the log lacks what its kind must have ({error}): record it "
-                       "again with this version") from error
-    num_blocks = max(_number(config.get("num_blocks"), 0), _highest_block(events) + 1)
+    timeline = replayer.timeline
+    num_blocks = max(_number(config.get("num_blocks"), 0), timeline.num_blocks)
     return Run(log.header, config, problem, replayer, timeline, strip(timeline, num_blocks),
                palette_of(replayer.final), num_blocks, _number(config.get("block_size"), 16))
 
 
-def _sound_events(events: Sequence[dict[str, Any]]) -> int:
-    """How many events fit together."""
-    state = State()
-    for number, event in enumerate(events):
-        try:
-            state.apply(event)
-        except LogError:
-            return number
-    return len(events)
-
-
 def _number(value: Any, default: int) -> int:
     return value if isinstance(value, int) and value > 0 else default
-
-
-def _highest_block(events: Sequence[dict[str, Any]]) -> int:
-    return max((max(event["blocks"], default=-1) for event in events if event["e"] == "alloc"),
-               default=-1)
 
 
 def facts(run: Run) -> list[tuple[str, str]]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.core.errors import LogError
+
 JUMPS = {  # what "jump to the next …" can look for
     "preempt": "preemption", "evict": "eviction", "finish": "finish", "hit": "prefix hit",
     "blocked": "blocked request", "swap": "swap", "copy": "copy-on-write", "reject": "refusal"}
@@ -42,6 +44,7 @@ class Timeline:
     preempted: list[int] = field(default_factory=list)  # preemptions up to and with the step
     marks: dict[str, list[int]] = field(default_factory=dict)  # kind of JUMPS -> its steps, rising
     latencies: list[Latency] = field(default_factory=list)  # in order of finishing
+    num_blocks: int = 0  # the highest number of a block that was taken, plus one
 
     @property
     def num_steps(self) -> int:
@@ -58,19 +61,8 @@ class Timeline:
         return self.latencies[:bisect_right(self.latencies, step, key=lambda entry: entry.step)]
 
 
-def build_timeline(events: Iterable[dict[str, Any]]) -> Timeline:
-    """Read all events once."""
-    reader = _Reader()
-    for event in events:
-        handler = _HANDLERS.get(event["e"])
-        if handler is not None:
-            handler(reader, event)
-    reader.close_step()
-    return reader.line
-
-
-class _Reader:
-    """What the pass must remember between two events."""
+class TimelineReader:
+    """Makes a time line of a log's events, all of which are read once and in order."""
 
     def __init__(self) -> None:
         self.line = Timeline(marks={kind: [] for kind in JUMPS})
@@ -82,6 +74,25 @@ class _Reader:
         self.index: dict[int, int] = {}  # its number in the log -> its place in the columns
         self.arrived: dict[str, float] = {}
         self.first: dict[str, float] = {}
+        self._handlers = {kind: getattr(self, f"on_{kind}") for kind in READ}
+        self._handlers |= {kind: lambda event, kind=kind: self.mark(kind) for kind in MARKED}
+
+    def read(self, events: Iterable[dict[str, Any]]) -> None:
+        """Go on. LogError if an event lacks what its kind must have."""
+        handler_of = self._handlers.get
+        try:
+            for event in events:
+                handler = handler_of(event["e"])
+                if handler is not None:
+                    handler(event)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise LogError(f"an event of the log lacks what its kind must have ({error}): record "
+                           "it again with this version") from error
+
+    def close(self) -> Timeline:
+        """The time line of what was read."""
+        self.close_step()
+        return self.line
 
     def mark(self, kind: str) -> None:
         steps = self.line.marks[kind]
@@ -117,6 +128,9 @@ class _Reader:
         if event["source"] == "cache":
             self.mark("hit")
 
+    def on_alloc(self, event: dict[str, Any]) -> None:
+        self.line.num_blocks = max(self.line.num_blocks, *[n + 1 for n in event["blocks"]])
+
     def on_preempt(self, event: dict[str, Any]) -> None:
         self.mark("preempt")
         self.num_preempted += 1
@@ -137,8 +151,10 @@ class _Reader:
         line.prefill.append(prefill)
         line.decode.append(total - prefill)
         line.preempted.append(self.num_preempted)
-        for name in ("waiting", "running", "swapped", "free"):
-            getattr(line, name).append(event[name])
+        line.waiting.append(event["waiting"])
+        line.running.append(event["running"])
+        line.swapped.append(event["swapped"])
+        line.free.append(event["free"])
 
     def on_time(self, event: dict[str, Any]) -> None:
         place = self.index.pop(event["step"], None)
@@ -165,13 +181,6 @@ class _Reader:
             end - arrived))
 
 
-_HANDLERS: dict[str, Any] = {
-    "step_begin": _Reader.on_step_begin, "arrive": _Reader.on_arrive,
-    "consider": _Reader.on_consider, "share": _Reader.on_share, "preempt": _Reader.on_preempt,
-    "batch": _Reader.on_batch, "time": _Reader.on_time, "token": _Reader.on_token,
-    "finish": _Reader.on_finish,
-    "evict": lambda reader, event: reader.mark("evict"),
-    "swap": lambda reader, event: reader.mark("swap"),
-    "copy": lambda reader, event: reader.mark("copy"),
-    "reject": lambda reader, event: reader.mark("reject"),
-}
+READ = ("step_begin", "arrive", "consider", "share", "alloc", "preempt", "batch", "time", "token",
+        "finish")
+MARKED = ("evict", "swap", "copy", "reject")  # kinds whose steps are marked, and no more

@@ -20,14 +20,14 @@ UNREAD = "this value is never looked at"
 EQUIVALENT: dict[tuple[str, str], str] = {
     ("block_pool.BlockPool.take", "if num_blocks == 1 -> if False"): SHORTCUT,
     ("block_pool.BlockPool.take", "len(blocks) < num_blocks -> "): NOTHING,
-    ("block_pool.BlockPool.release", "counts.count(1) != len(counts) -> if True"): SHORTCUT,
-    ("block_pool.BlockPool.release", "len(evictable) < len(blocks) -> "): NOTHING,
+    ("block_pool.BlockPool.release", "not self.extra.keys().isdisjoint(blocks) -> if True"):
+        SHORTCUT,
+    ("block_pool.BlockPool.release", "not keys.keys().isdisjoint(blocks) -> if True"): SHORTCUT,
     ("block_pool.BlockPool.release", "if evictable -> if True"): NOTHING,
-    ("block_pool.BlockPool._unindex", "if self._parked -> if True"): NOTHING,
-    ("block_pool.BlockPool._unindex", "if not blocks -> if False"): NOTHING,
-    ("block_pool.BlockPool._unindex", "return -> pass"): NOTHING,
+    ("block_pool.BlockPool._unindex", "if keys.keys().isdisjoint(blocks) -> if False"): SHORTCUT,
+    ("block_pool.BlockPool._unindex", "return -> pass"): SHORTCUT,
     ("block_pool.BlockPool._forget", "indexed != blocks -> if True"): SHORTCUT,
-    ("block_pool.BlockPool.check", "1 -> 2 in if min(self.refs.values(), default=1) < 1: (2)"):
+    ("block_pool.BlockPool.check", "1 -> 2 in min(self.extra.values(), default=1)"):
         "without used blocks any number of at least 1 says that all is well",
     ("block_manager.BlockManager._extend", "num_blocks > 0 -> "): NEVER,
     ("block_manager.BlockManager.publish", "full > request.num_published -> GtE"): NOTHING,

@@ -258,7 +258,7 @@ def test_parked_blocks_stand_in_the_eviction_line_and_nobody_finds_them(policy):
     order = {"lru": [0, 1, 2, 3], "clock": [0, 1, 2, 3], "fifo": [0, 3, 1, 2]}[policy]
     assert line.take(6) == [4, 5, *order]
     line.check([[0, 1, 2, 3, 4, 5]])
-    assert line.keys == {} and line._parked == set()
+    assert line.keys == {}
 
 
 def test_a_parked_block_that_others_hold_is_parked_when_the_last_one_lets_go():
@@ -331,16 +331,19 @@ def break_count(pool: BlockPool) -> None:
 
 
 def break_used_and_free(pool: BlockPool) -> None:
-    pool.refs[3] = 1
+    pool.used.add(3)
 
 
 def break_lost(pool: BlockPool) -> None:
-    del pool.refs[0]
+    pool.used.remove(0)
 
 
 def break_count_of_0(pool: BlockPool) -> None:
-    pool.take(1)
-    pool.refs[0] = 0
+    pool.extra[0] = 0
+
+
+def break_extra(pool: BlockPool) -> None:
+    pool.extra[1] = 1
 
 
 def break_index(pool: BlockPool) -> None:
@@ -355,14 +358,6 @@ def break_stale_key(pool: BlockPool) -> None:
     pool.keys[3], pool.index["z"] = "z", 3
 
 
-def break_evictable_without_content(pool: BlockPool) -> None:
-    pool.eviction.add([pool._clean.pop()])
-
-
-def break_parked(pool: BlockPool) -> None:
-    pool._parked.add(3)
-
-
 def break_empty_entry(pool: BlockPool) -> None:
     pool.index["z"] = {}
 
@@ -372,12 +367,10 @@ def break_empty_entry(pool: BlockPool) -> None:
     (break_count, "free list holds 3 entries, 3 different, but num_free is 2"),
     (break_used_and_free, r"used \[0, 3\] and free \[1, 2, 3\] do not partition the 4 blocks"),
     (break_lost, r"used \[\] and free \[1, 2, 3\] do not partition the 4 blocks"),
-    (break_count_of_0, r"a used block has no reference: \{0: 0, 2: 1\}"),
+    (break_count_of_0, r"further references \{0: 0\} of the used blocks \[0\]"),
+    (break_extra, r"further references \{1: 1\} of the used blocks \[0\]"),
     (break_index, "disagree"), (break_keys, "disagree"),
     (break_stale_key, "block 3 is indexed, but free as a clean one"),
-    (break_evictable_without_content,
-     r"blocks \[2\] are evictable without a key, those parked are \[\]"),
-    (break_parked, r"blocks \[\] are evictable without a key, those parked are \[3\]"),
     (break_empty_entry, "the index holds a key without blocks")])
 def test_check_names_what_is_broken(breaking, message):
     broken = pool(4)

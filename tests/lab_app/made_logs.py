@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from contextlib import suppress
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from engine.core import Request, RequestError, SamplingParams, Scheduler, SchedulerConfig
 from engine.core.events import EventLog, LoadedLog
 from engine.loop import EngineLoop, StepResult
+from lab_app.viewmodel.loglines import LogLines
+from lab_app.viewmodel.run import Run, open_run
 
 
 def make_log(requests: list[dict[str, Any]], *, seconds: float = 0.01, model: str = "scripted",
@@ -26,6 +29,17 @@ def make_log(requests: list[dict[str, Any]], *, seconds: float = 0.01, model: st
     _Script(Scheduler(settings, emit=log.emit), log, requests, seconds).run()
     log.close()
     return LoadedLog(log.header, log.events or [])
+
+
+def log_text(log: LoadedLog) -> bytes:
+    """The log as the bytes of its file."""
+    return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n"
+                    for line in (log.header, *log.events))
+
+
+def opened(log: LoadedLog) -> Run:
+    """The log as the lab opens it."""
+    return open_run(LogLines(log_text(log), "made.jsonl"))
 
 
 class _Script:

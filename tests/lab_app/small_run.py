@@ -10,15 +10,15 @@ from __future__ import annotations
 from functools import cache
 
 from lab_app.viewmodel.moment import Moment, moment_at
-from lab_app.viewmodel.run import Run, open_run
-from tests.lab_app.made_logs import crowded, make_log
+from lab_app.viewmodel.run import Run
+from tests.lab_app.made_logs import crowded, make_log, opened
 
 A, B, C, D = "#0072B2", "#E69F00", "#009E73", "#CC79A7"  # colours by order of arrival
 
 
 @cache
 def small_run() -> Run:
-    return open_run(make_log(
+    return opened(make_log(
         [{"id": "a", "prompt": [1, 2, 3, 4, 5, 6], "max_tokens": 6},
          {"id": "b", "prompt": [1, 2, 3, 4, 9], "max_tokens": 6},
          {"id": "c", "prompt": [7] * 9, "max_tokens": 2},
@@ -33,4 +33,4 @@ def small(step: int) -> Moment:
 @cache
 def crowded_run() -> Run:
     """24 requests, 28 blocks: hits, evictions, six preemptions."""
-    return open_run(crowded())
+    return opened(crowded())

@@ -10,8 +10,7 @@ from lab_app.drawing.memory import draw_lens, draw_wall
 from lab_app.drawing.timeaxis import draw_lanes, draw_strip
 from lab_app.viewmodel.address import Address
 from lab_app.viewmodel.picture import picture
-from lab_app.viewmodel.run import open_run
-from tests.lab_app.made_logs import make_log
+from tests.lab_app.made_logs import make_log, opened
 from tests.lab_app.small_run import crowded_run
 
 EVIL = '"><img src=x onerror=alert(1)>'
@@ -51,7 +50,7 @@ def tags(markup):
 
 
 def test_a_request_id_that_is_markup_is_drawn_as_text():
-    run = open_run(make_log([{"id": EVIL, "prompt": [1, 2], "max_tokens": 3}], num_blocks=4,
+    run = opened(make_log([{"id": EVIL, "prompt": [1, 2], "max_tokens": 3}], num_blocks=4,
                             block_size=4, max_model_len=16))
     markup = draw(run, Address(0, EVIL))
     assert "img" not in tags(markup) and EVIL not in markup

@@ -2,9 +2,8 @@
 
 from lab_app.viewmodel.lens import lens, slot_text
 from lab_app.viewmodel.moment import moment_at
-from lab_app.viewmodel.run import open_run
 from lab_app.viewmodel.wall import PAGE, cell_text, wall, wall_rows
-from tests.lab_app.made_logs import make_log
+from tests.lab_app.made_logs import make_log, opened
 from tests.lab_app.small_run import A, B, crowded_run, small, small_run
 
 
@@ -67,7 +66,7 @@ def test_free_blocks_of_the_wall_are_those_the_scheduler_counted():
 
 def test_a_large_pool_is_cut_into_pages_and_follows_the_block_written():
     specs = [{"id": "a", "prompt": list(range(40)), "max_tokens": 250}]
-    run = open_run(make_log(specs, num_blocks=300, block_size=1, max_model_len=290))
+    run = opened(make_log(specs, num_blocks=300, block_size=1, max_model_len=290))
     view = wall(moment_at(run.replayer, 200), "during", 300, 1, run.palette)
     assert (view.page, view.num_pages, view.first, len(view.cells)) == (1, 2, PAGE, 300 - PAGE)
     assert [cell.block for cell in view.cells if cell.written] == [239]
@@ -108,7 +107,7 @@ def test_a_finished_request_holds_no_blocks_and_one_not_arrived_has_no_lens():
 
 
 def test_a_simulated_request_without_token_ids_shows_positions_and_output_ids_only():
-    run = open_run(make_log([{"id": "s", "prompt": 5, "max_tokens": 3}], num_blocks=4,
+    run = opened(make_log([{"id": "s", "prompt": 5, "max_tokens": 3}], num_blocks=4,
                             block_size=4, max_model_len=16))
     view = lens(moment_at(run.replayer, 1), "after", "s", 4, run.palette)
     assert [slot.token for row in view.rows for slot in row.slots] == [
@@ -116,7 +115,7 @@ def test_a_simulated_request_without_token_ids_shows_positions_and_output_ids_on
 
 
 def test_long_tables_show_their_last_12_blocks():
-    run = open_run(make_log([{"id": "a", "prompt": [1] * 60, "max_tokens": 2}], num_blocks=40,
+    run = opened(make_log([{"id": "a", "prompt": [1] * 60, "max_tokens": 2}], num_blocks=40,
                             block_size=2, max_model_len=80))
     view = lens(moment_at(run.replayer, 0), "during", "a", 2, run.palette)
     assert (view.hidden, len(view.rows), view.rows[0].logical) == (18, 12, 18)

@@ -7,14 +7,15 @@ from datetime import datetime
 import pytest
 
 from engine.core.errors import LogError
-from engine.core.events import LoadedLog, read_log
+from engine.core.events import LoadedLog
 from lab_app.store import SHIPPED, catalog, find, new_log, save_upload
 from lab_app.viewmodel.address import Address, as_params, parse_address
+from lab_app.viewmodel.loglines import LogLines
 from lab_app.viewmodel.palette import HUES, ink_on
 from lab_app.viewmodel.picture import picture
 from lab_app.viewmodel.run import facts, open_run
 from lab_app.viewmodel.suggest import suggest
-from tests.lab_app.made_logs import crowded
+from tests.lab_app.made_logs import crowded, opened
 from tests.lab_app.small_run import crowded_run, small_run
 
 
@@ -26,7 +27,7 @@ def runs(tmp_path, monkeypatch):
 
 def test_the_shipped_log_is_a_real_run_that_preempts_evicts_and_hits_in_under_300_kb():
     path, = SHIPPED.glob("*.jsonl.gz")
-    run = open_run(read_log(path))
+    run = open_run(LogLines.read(path))
     assert run.header["mode"] == "real" and run.header["model"]["name"] == "tiny"
     assert run.problem is None and len(run.requests) == 24 and path.stat().st_size < 300_000
     assert all(len(run.timeline.marks[kind]) >= 5 for kind in ("preempt", "evict", "hit", "finish"))
@@ -34,7 +35,7 @@ def test_the_shipped_log_is_a_real_run_that_preempts_evicts_and_hits_in_under_30
 
 def test_every_step_and_phase_of_the_shipped_log_has_a_picture():
     path, = SHIPPED.glob("*.jsonl.gz")
-    run = open_run(read_log(path))
+    run = open_run(LogLines.read(path))
     for step in range(run.num_steps):
         for phase in ("before", "during", "after"):
             shown = picture(run, Address(step, "r3", phase))
@@ -46,7 +47,7 @@ def test_a_truncated_log_shows_what_comes_before_and_says_so(tmp_path):
     crowded(target=path)
     whole = path.read_bytes()
     path.write_bytes(whole[:len(whole) // 2])
-    run = open_run(read_log(path))
+    run = open_run(LogLines.read(path))
     assert 0 < run.num_steps < crowded_run().num_steps
     assert "is damaged at line" in run.problem and "are loaded" in run.problem
     for step in range(run.num_steps):
@@ -56,7 +57,7 @@ def test_a_truncated_log_shows_what_comes_before_and_says_so(tmp_path):
 def test_a_log_cut_between_two_lines_says_that_requests_are_unfinished():
     log = crowded()
     cut = LoadedLog(log.header, log.events[:300])
-    run = open_run(cut)
+    run = opened(cut)
     assert run.problem.startswith("The log ends while ") and "are unfinished" in run.problem
     picture(run, Address(run.num_steps - 1))
 
@@ -65,7 +66,7 @@ def test_a_log_that_contradicts_itself_is_shown_up_to_there():
     log = crowded()
     place = next(n for n, event in enumerate(log.events) if event["e"] == "free")
     log.events[place] = {**log.events[place], "blocks": [99]}
-    run = open_run(log)
+    run = opened(log)
     assert run.problem.startswith(f"event {place} (free) contradicts the log before it")
     assert run.replayer.num_steps < crowded_run().num_steps
 
@@ -73,18 +74,18 @@ def test_a_log_that_contradicts_itself_is_shown_up_to_there():
 def test_a_log_without_steps_and_one_with_events_that_lack_fields_are_refused_in_a_sentence():
     header = crowded().header
     with pytest.raises(LogError, match="no step, so there is nothing to replay"):
-        open_run(LoadedLog(header, []))
+        opened(LoadedLog(header, []))
     events = [dict(event) for event in crowded().events]
     for event in events:
         event.pop("seconds", None)
     with pytest.raises(LogError, match="lacks what its kind must have"):
-        open_run(LoadedLog(header, events))
+        opened(LoadedLog(header, events))
 
 
 def test_a_step_whose_event_lacks_a_field_is_refused_by_its_number():
     log = crowded()
     events = [{k: v for k, v in event.items() if k != "need"} for event in log.events]
-    run = open_run(LoadedLog(log.header, events))
+    run = opened(LoadedLog(log.header, events))
     with pytest.raises(LogError, match="step 18 cannot be shown"):
         picture(run, Address(18))
 

@@ -1,9 +1,8 @@
 """The step card: queues, budget pieces, reasons with their numbers, the four beats."""
 
 from lab_app.viewmodel.moment import moment_at
-from lab_app.viewmodel.run import open_run
 from lab_app.viewmodel.step_card import queue_rows, step_card, why_rows
-from tests.lab_app.made_logs import make_log
+from tests.lab_app.made_logs import make_log, opened
 from tests.lab_app.small_run import A, crowded_run, small, small_run
 
 
@@ -74,7 +73,7 @@ def test_a_preempting_step_says_for_whom_and_what_is_lost_and_that_nobody_is_adm
 
 
 def test_taken_seats_are_named_with_the_setting():
-    run = open_run(make_log([{"id": name, "prompt": [1, 2], "max_tokens": 3} for name in "xyz"],
+    run = opened(make_log([{"id": name, "prompt": [1, 2], "max_tokens": 3} for name in "xyz"],
                             num_blocks=8, block_size=4, max_model_len=16, max_num_seqs=2))
     assert lines(run, 1) == [("z", "out", "all 2 seats taken (max_num_seqs = 2)")]
 
@@ -83,14 +82,14 @@ def test_static_batching_and_prefill_first_have_their_own_reasons():
     late = [{"id": "x", "prompt": [1, 2], "max_tokens": 4},
             {"id": "y", "prompt": [3, 4], "max_tokens": 4, "at": 0.01}]
     room = {"num_blocks": 8, "block_size": 4, "max_model_len": 16}
-    static = open_run(make_log(late, batching="static", **room))
+    static = opened(make_log(late, batching="static", **room))
     assert lines(static, 1) == [("y", "out", "the running batch must finish first")]
-    first = open_run(make_log(late, batching="prefill_first", **room))
+    first = opened(make_log(late, batching="prefill_first", **room))
     assert lines(first, 1)[0] == ("x", "out", "its decode waits: this step is for prefill")
 
 
 def test_reserving_admission_says_what_it_must_hold_back():
-    run = open_run(make_log(
+    run = opened(make_log(
         [{"id": "x", "prompt": [1, 2], "max_tokens": 9},
          {"id": "y", "prompt": [3], "max_tokens": 9}],
         num_blocks=4, block_size=4, max_model_len=16, batching="reserve"))
@@ -99,7 +98,7 @@ def test_reserving_admission_says_what_it_must_hold_back():
 
 
 def test_swapping_is_told_on_the_way_out_and_on_the_way_back():
-    run = open_run(make_log(
+    run = opened(make_log(
         [{"id": "x", "prompt": [1] * 4, "max_tokens": 9}, {"id": "y", "prompt": [2] * 4,
                                                            "max_tokens": 9}],
         num_blocks=4, block_size=4, max_model_len=16, preemption="swap", num_cpu_blocks=8))
@@ -109,7 +108,7 @@ def test_swapping_is_told_on_the_way_out_and_on_the_way_back():
 
 
 def test_a_further_sample_waits_for_the_prompt_it_shares():
-    run = open_run(make_log(
+    run = opened(make_log(
         [{"id": "x", "prompt": [1] * 6, "max_tokens": 2},
          {"id": "x.1", "prompt": [1] * 6, "max_tokens": 2, "parent": "x"}],
         num_blocks=8, block_size=4, max_model_len=16))
@@ -118,7 +117,7 @@ def test_a_further_sample_waits_for_the_prompt_it_shares():
 
 
 def test_more_than_12_waiting_requests_are_counted_not_listed():
-    run = open_run(make_log([{"id": f"q{n}", "prompt": [1, 2], "max_tokens": 3} for n in range(40)],
+    run = opened(make_log([{"id": f"q{n}", "prompt": [1, 2], "max_tokens": 3} for n in range(40)],
                             num_blocks=8, block_size=4, max_model_len=16, max_num_seqs=1))
     made = step_card(moment_at(run.replayer, 0), run.config, run.palette)
     held = [line for line in made.lines if line.kind == "out"]

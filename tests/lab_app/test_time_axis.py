@@ -2,8 +2,7 @@
 
 from lab_app.viewmodel.lanes import MAX_LANES, lanes
 from lab_app.viewmodel.metrics import POINTS, latency_rows, latency_texts, strip, values_at
-from lab_app.viewmodel.run import open_run
-from tests.lab_app.made_logs import make_log
+from tests.lab_app.made_logs import make_log, opened
 from tests.lab_app.small_run import crowded_run, small_run
 
 LINE = small_run().timeline
@@ -68,7 +67,7 @@ def test_a_short_run_keeps_every_step_in_the_strip():
 
 
 def test_a_long_run_is_thinned_to_at_most_240_points_that_keep_the_peaks():
-    run = open_run(make_log([{"id": "a", "prompt": [1] * 9, "max_tokens": 700}], num_blocks=200,
+    run = opened(make_log([{"id": "a", "prompt": [1] * 9, "max_tokens": 700}], num_blocks=200,
                             block_size=4, max_model_len=800))
     curves = {curve.name: curve for curve in run.strip.curves}
     assert run.strip.stride == 3 and len(curves["kv"].values) == -(-700 // 3) <= POINTS
@@ -104,7 +103,7 @@ def test_a_window_in_the_middle_knows_what_went_before_it():
 
 
 def test_too_many_requests_keep_the_selected_one_and_those_that_compute():
-    run = open_run(make_log([{"id": f"q{n}", "prompt": [1, 2], "max_tokens": 3} for n in range(60)],
+    run = opened(make_log([{"id": f"q{n}", "prompt": [1, 2], "max_tokens": 3} for n in range(60)],
                             num_blocks=8, block_size=4, max_model_len=16, max_num_seqs=2))
     view = lanes(run.replayer, 0, run.palette, selected="q59", window=4)
     names = [lane.request for lane in view.lanes]
