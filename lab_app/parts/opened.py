@@ -1,4 +1,4 @@
-"""Logs opened once and kept: the parsed events and their index are shared by all sessions."""
+"""Logs opened once and kept: their text and its index are shared by all sessions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lab_app.viewmodel.run import Run, open_run
 def _open(path: str, changed: int, size: int) -> Run:
     """`changed` (ns) and `size` are part of the key: a rewritten file is read again."""
     collecting = gc.isenabled()
-    gc.disable()  # the events hold no cycle, and walking a million of them costs seconds
+    gc.disable()  # what is made here holds no cycle, and walking it again and again costs time
     try:
         return open_run(LogLines.read(Path(path)))
     finally:

@@ -61,6 +61,23 @@ class Timeline:
         return self.latencies[:bisect_right(self.latencies, step, key=lambda entry: entry.step)]
 
 
+@dataclass(frozen=True, slots=True)
+class EqualSteps:
+    """Steps after one another whose rows each compute one token past their prompts. The lists have
+    an entry a step."""
+
+    rows: int
+    steps: list[int]  # their numbers in the log
+    began: list[float]
+    waiting: list[int]
+    running: list[int]
+    swapped: list[int]
+    free: list[int]
+    timed: list[int]  # the step whose result came: an engine may be one step ahead of it
+    seconds: list[float]  # that it took
+    between: list[tuple[int, list[dict[str, Any]]]]  # (index of a step, its other events)
+
+
 class TimelineReader:
     """Makes a time line of a log's events, all of which are read once and in order."""
 
@@ -88,6 +105,29 @@ class TimelineReader:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LogError(f"an event of the log lacks what its kind must have ({error}): record "
                            "it again with this version") from error
+
+    def read_equal(self, whole: EqualSteps) -> None:
+        """Go on by steps that `read` would find out to be equal row by row."""
+        line, first, count = self.line, self.step + 1, len(whole.steps)
+        self.index.update(zip(whole.steps, range(first, first + count)))
+        line.time += whole.began
+        line.seconds += [0.0] * count
+        line.decode += [whole.rows] * count
+        line.prefill += [0] * count
+        line.preempted += [self.num_preempted] * count
+        line.waiting += whole.waiting
+        line.running += whole.running
+        line.swapped += whole.swapped
+        line.free += whole.free
+        for step, seconds in zip(whole.timed, whole.seconds):
+            self.rows.pop(step, None)
+            place = self.index.pop(step, None)
+            if place is not None:
+                line.seconds[place] = seconds
+        for place, events in whole.between:
+            self.step = first + place
+            self.read(events)
+        self.step = first + count - 1
 
     def close(self) -> Timeline:
         """The time line of what was read."""

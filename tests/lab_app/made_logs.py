@@ -15,18 +15,19 @@ from lab_app.viewmodel.run import Run, open_run
 
 
 def make_log(requests: list[dict[str, Any]], *, seconds: float = 0.01, model: str = "scripted",
-             target: Any = None, **config: Any) -> LoadedLog:
+             target: Any = None, ahead: bool = False, **config: Any) -> LoadedLog:
     """Run `requests` (id, prompt, max_tokens [, at, priority, parent]) through the core.
 
     Prompts are token ids or a length; every step takes `seconds`; the sampled token is the
     position modulo 50, so equal requests cache equal content. Requests with `at` come in then.
+    `ahead`: each step is scheduled before the tokens of the one before it are known.
     """
     settings = SchedulerConfig(**config)
     header = {"mode": "real", "config": {name: getattr(settings, name)
                                          for name in settings.__dataclass_fields__},
               "model": {"name": model}, "hardware": {"name": "none"}, "versions": {}, "seed": 0}
     log = EventLog(target, header)
-    _Script(Scheduler(settings, emit=log.emit), log, requests, seconds).run()
+    _Script(Scheduler(settings, emit=log.emit), log, requests, seconds, ahead).run()
     log.close()
     return LoadedLog(log.header, log.events or [])
 
@@ -46,8 +47,9 @@ class _Script:
     """The executor, the clock and the arrivals."""
 
     def __init__(self, scheduler: Scheduler, log: EventLog, requests: list[dict[str, Any]],
-                 seconds: float):
+                 seconds: float, ahead: bool):
         self.scheduler, self.loop = scheduler, EngineLoop(scheduler, log)
+        self.ahead, self.due = ahead, None
         self.now, self.seconds = 0.0, seconds
         self.line = sorted(requests, key=lambda spec: spec.get("at", 0.0))
         self.made: dict[str, Request] = {}
@@ -58,15 +60,17 @@ class _Script:
             if not self.scheduler.has_unfinished():
                 self.now = self.line[0]["at"]
                 continue
-            turn = self.loop.steps(lambda: self.now)
+            turn, self.due = self.loop.steps(lambda: self.now, ahead=self.ahead), None
             batch = next(turn, None)
             while batch is not None:
                 batch = self.answer(turn, batch)
 
     def answer(self, turn: Any, batch: Any) -> Any:
         self.now = round(self.now + self.seconds, 9)
-        tokens = [None if row in batch.partial else (batch.starts[row] + batch.counts[row]) % 50
-                  for row in range(len(batch))]
+        told, self.due = (self.due if self.ahead else batch), batch
+        tokens = [] if told is None else [
+            None if row in told.partial else (told.starts[row] + told.counts[row]) % 50
+            for row in range(len(told))]
         self.arrive()
         try:
             return turn.send(StepResult(tokens, self.seconds))
@@ -97,3 +101,10 @@ def crowded(num_requests: int = 24, seed: int = 7, target: Any = None) -> Loaded
                       "at": round(number * 0.03, 3)})
     return make_log(specs, num_blocks=28, block_size=8, max_model_len=128,
                     max_num_batched_tokens=48, max_num_seqs=6, target=target)
+
+
+def ahead() -> LoadedLog:
+    """A run whose steps are each scheduled while the one before is still being executed."""
+    return make_log([{"id": f"a{number}", "prompt": [number] * 12, "max_tokens": 40 + 9 * number,
+                      "at": 0.3 * number} for number in range(5)], ahead=True, num_blocks=80,
+                    block_size=8, max_model_len=160)
