@@ -15,7 +15,7 @@ class Entry:
     """Where a back end lives. Its module has unavailable(shape) unless it runs everywhere."""
 
     module: str
-    class_name: str
+    maker: str  # its class, or a function that chooses one; called with the shape
     package: str | None = None  # a package that importing the module needs
 
 
@@ -23,7 +23,7 @@ BACKENDS = {  # best first
     "flash": Entry("engine.attention.flash", "FlashPaged"),
     "triton": Entry("engine.attention.triton_paged", "TritonPaged", "triton"),
     "cpu": Entry("engine.attention.cpu_paged", "CpuPaged"),
-    "torch": Entry("engine.attention.torch_paged", "TorchPaged"),
+    "torch": Entry("engine.attention.torch_sampled", "make_torch"),
 }
 
 
@@ -75,7 +75,7 @@ def make_backend(name: str, shape: AttentionShape) -> AttentionBackend:
                           f"heads evenly: num_attention_heads must be a multiple of "
                           f"num_key_value_heads")
     entry = BACKENDS[choose(name, shape)]
-    return getattr(import_module(entry.module), entry.class_name)(shape)
+    return getattr(import_module(entry.module), entry.maker)(shape)
 
 
 def _why_not(entry: Entry, shape: AttentionShape) -> str | None:

@@ -1,12 +1,14 @@
 """The `torch` back end: gather the pages a row needs, then scaled_dot_product_attention.
 
-The readable reference, and the CPU path. Rows of one query token (decodes) are gathered and
-attended together, in buckets of similar length; rows of several (prefills, chunks) one by one.
+The readable reference. Rows of one query token (decodes) are gathered and attended together, in
+buckets of similar length; rows of several (prefills, chunks) one by one. On a CPU in float32,
+torch_sampled.py replaces the decodes by something faster.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +46,7 @@ class Chunk:
 class Plan:
     slots: torch.Tensor  # [written tokens] int64
     written: torch.Tensor | None  # [written tokens] int64: which tokens; None: all
-    buckets: list[Bucket]
+    buckets: list[Any]  # from _bucket(): each has the `tokens` it is about
     chunks: list[Chunk]
 
 
@@ -79,7 +81,8 @@ class TorchPaged:
         return Plan(self._move(slots), written, buckets, chunks)
 
     def _bucket(self, inputs: StepInputs, rows: np.ndarray, pages: np.ndarray,
-                num_blocks: int) -> Bucket:
+                num_blocks: int) -> Any:
+        """What _decode() is given of these rows: a Bucket here, a subclass may want another."""
         size = self.shape.block_size
         width = int(pages[rows[-1]])
         lengths = inputs.seqlens_k[rows][:, None]
@@ -93,12 +96,8 @@ class TorchPaged:
             mask = torch.zeros(past.shape, dtype=self.shape.dtype)
             mask.masked_fill_(torch.from_numpy(past), float("-inf"))
             mask = mask[:, None, None].to(self.shape.device)
-        tokens = inputs.cu_seqlens_q[rows]
-        first = int(tokens[0])
-        in_line = bool((tokens == np.arange(first, first + len(rows))).all())
-        where = slice(first, first + len(rows)) if in_line else self._move(tokens.astype(np.int64))
-        return Bucket(where, len(rows), self._move(blocks.astype(np.int64).ravel()),
-                      self._move(tails), mask)
+        return Bucket(places(inputs, rows, self.shape.device), len(rows),
+                      self._move(blocks.astype(np.int64).ravel()), self._move(tails), mask)
 
     def _chunk(self, inputs: StepInputs, row: int) -> Chunk:
         first, end = int(inputs.cu_seqlens_q[row]), int(inputs.cu_seqlens_q[row + 1])
@@ -131,7 +130,7 @@ class TorchPaged:
             out[chunk.tokens] = self._prefill(chunk, q, k, v, k_cache, v_cache)
         return out
 
-    def _decode(self, bucket: Bucket, q: torch.Tensor, k_cache: torch.Tensor,
+    def _decode(self, bucket: Any, q: torch.Tensor, k_cache: torch.Tensor,
                 v_cache: torch.Tensor) -> torch.Tensor:
         heads, kv_heads, dim = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
         keys, self.k_buffer = self._gather(k_cache, bucket, self.k_buffer)
@@ -172,6 +171,16 @@ class TorchPaged:
             grouped, keys.transpose(0, 1).expand(*shared), values.transpose(0, 1).expand(*shared),
             attn_mask=chunk.mask, is_causal=chunk.mask is None)
         return out.permute(2, 1, 0, 3).reshape(queries.shape[0], -1)
+
+
+def places(inputs: StepInputs, rows: np.ndarray,
+           device: torch.device | str = "cpu") -> torch.Tensor | slice:
+    """Where the flat tokens of `rows`, one each, lie: a slice if they lie in line."""
+    tokens = inputs.cu_seqlens_q[rows]
+    first = int(tokens[0])
+    if (tokens == np.arange(first, first + len(rows))).all():
+        return slice(first, first + len(rows))
+    return torch.from_numpy(tokens.astype(np.int64)).to(device)
 
 
 def split_by_length(rows: np.ndarray, pages: np.ndarray, block_size: int) -> list[np.ndarray]:

@@ -41,6 +41,12 @@ class Subject:
 
 
 def _torch(shape: AttentionShape) -> AttentionBackend:
+    from engine.attention.torch_sampled import make_torch
+    return make_torch(shape)
+
+
+def _torch_gathered(shape: AttentionShape) -> AttentionBackend:
+    """The reference, also where something faster replaces its decodes."""
     from engine.attention.torch_paged import TorchPaged
     return TorchPaged(shape)
 
@@ -83,6 +89,7 @@ def on_cpu() -> list[Subject]:
     compiled = [Subject("cpu", _cpu, SINGLE + (torch.bfloat16,))]
     return [
         Subject("torch", _torch, DOUBLE + SINGLE + HALF),
+        Subject("torch, gathered", _torch_gathered, SINGLE),
         *(compiled if cpu_build.why_not() is None else []),
         Subject("flash 2 stand-in", _flash(Library(2, FlashAttn2)), HALF, page=256),
         Subject("flash 3 stand-in", _flash(Library(3, FlashAttn3)), HALF),
