@@ -112,12 +112,12 @@ class BlockManager:
         one `grow` after the other."""
         blocks = self.pool.take(len(requests))
         assert blocks is not None, "asked before"
-        for request, block in zip(requests, blocks, strict=True):
-            if self._emit is not None:
-                self._emit("alloc", request=request.id, blocks=[block],
-                           first=len(request.block_table))
+        emit, size = self._emit, self.block_size
+        for request, block in zip(requests, blocks):
+            if emit is not None:
+                emit("alloc", request=request.id, blocks=[block], first=len(request.block_table))
             request.block_table.append(block)
-            request.writable += self.block_size
+            request.writable += size
 
     def _extend(self, request: Request, num_blocks: int) -> None:
         """Append blocks that are known to be there."""

@@ -64,7 +64,8 @@ class BlockPool:
     def _evict(self, num_blocks: int) -> list[int]:
         """So many blocks of the eviction policy's choice, their content forgotten."""
         blocks = self.eviction.victims(num_blocks)
-        self._unindex(blocks)
+        if self.keys:
+            self._unindex(blocks)
         return blocks
 
     def share(self, block: int) -> None:
@@ -86,18 +87,18 @@ class BlockPool:
         would keep, though nobody is left who knows its key.
         """
         keys = self.keys
-        held = self.used.intersection(blocks)
-        if len(held) < len(blocks):
-            free = next(block for place, block in enumerate(blocks)
-                        if block not in held or block in blocks[:place])
-            raise CorruptPool(f"block {free} is freed, but nobody holds it")
-        if not self.extra.keys().isdisjoint(blocks):
+        used_before = len(self.used)
+        if not self.used.issuperset(blocks):
+            raise CorruptPool(f"block {min(set(blocks) - self.used)} is freed, but nobody holds it")
+        if self.extra and not self.extra.keys().isdisjoint(blocks):
             blocks = self._drop_extra(blocks)
         self.used.difference_update(blocks)
+        if used_before - len(self.used) < len(blocks):
+            raise CorruptPool(f"of blocks {blocks} one is freed twice")
         self.num_free += len(blocks)
         without: Sequence[int] = blocks
         evictable: Sequence[int] = []
-        if not keys.keys().isdisjoint(blocks):
+        if keys and not keys.keys().isdisjoint(blocks):
             evictable = [block for block in blocks if block in keys]
             without = [block for block in blocks if block not in keys]
         if park:

@@ -112,8 +112,9 @@ class Request:
     `num_computed`, the tokens whose K/V is written, or is written by a step already scheduled.
     A step computes tokens [num_computed, end) with end <= num_tokens.
 
-    A simulated request may carry `keys` (one per full prompt block, content-derived by whoever
-    made the workload) and a prompt *length* instead of token ids; it hashes nothing.
+    A simulated request has a prompt *length* instead of token ids, and may carry `keys` (one per
+    full prompt block, content-derived by whoever made the workload); it hashes nothing. To ask for
+    one is to get a CountedRequest.
     """
 
     __slots__ = (
@@ -122,6 +123,13 @@ class Request:
         "limit", "stop_ids", "status", "finish_reason", "error", "block_table", "cpu_table",
         "writable", "num_published", "num_hit", "num_received", "num_preemptions", "user",
     )
+
+    in_cohort = False  # see CountedRequest
+
+    def __new__(cls, request_id: str = "", prompt: Sequence[int] | int = (), *others: Any,
+                **fields: Any) -> Request:
+        counted = cls is Request and isinstance(prompt, int)
+        return object.__new__(CountedRequest if counted else cls)
 
     def __init__(self, request_id: str, prompt: Sequence[int] | int, params: SamplingParams, *,
                  eos_ids: Sequence[int] = (), priority: int = 0, arrival_time: float = 0.0,
@@ -178,6 +186,50 @@ class Request:
     def __repr__(self) -> str:
         return (f"Request({self.id}, {self.status.value}, "
                 f"{self.num_computed}/{self.num_tokens} computed, {len(self.block_table)} blocks)")
+
+
+class Clock:
+    """How many steps a group of requests has made: scheduled, and committed."""
+
+    __slots__ = ("computed", "tokens")
+
+    def __init__(self) -> None:
+        self.computed = self.tokens = 0
+
+
+NO_COHORT = Clock()  # stands still
+
+
+class CountedRequest(Request):
+    """A request without token ids. Its two counters are offsets from a clock, which moves all the
+    members of a cohort at once (see cohort.py)."""
+
+    __slots__ = ("clock", "number", "_computed", "_tokens")
+
+    def __init__(self, request_id: str, prompt: int, params: SamplingParams, **fields: Any):
+        self.clock = NO_COHORT
+        self.number = 0  # in its cohort; 0: in none
+        super().__init__(request_id, prompt, params, **fields)
+
+    @property
+    def in_cohort(self) -> bool:  # type: ignore[override]
+        return self.clock is not NO_COHORT
+
+    @property
+    def num_tokens(self) -> int:  # type: ignore[override]
+        return self._tokens + self.clock.tokens
+
+    @num_tokens.setter
+    def num_tokens(self, count: int) -> None:
+        self._tokens = count - self.clock.tokens
+
+    @property
+    def num_computed(self) -> int:  # type: ignore[override]
+        return self._computed + self.clock.computed
+
+    @num_computed.setter
+    def num_computed(self, count: int) -> None:
+        self._computed = count - self.clock.computed
 
 
 # --------------------------------------------------------------------------- content keys

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Any
 
 from engine.core.batch import Batch, RowFailed
@@ -133,6 +134,7 @@ class Scheduler(StepPhases):
             self._emit("step_begin", step=batch.step, budget=step.left)
         batch.ended = self._open_inbox()
         if self._in_flight:
+            self.cohort.dissolve()
             self._expect_tokens(self._in_flight[-1])
         if self._parents:
             self._release_children()
@@ -193,20 +195,19 @@ class Scheduler(StepPhases):
         if steps > 1:
             advance(self, batch, steps)
         done: list[Ending] = []
-        requests, results = batch.requests, list(tokens)
-        if batch.partial:
-            requests = requests[:]
-            for index in sorted(batch.partial, reverse=True):
-                del requests[index], results[index]
-        if stopped or batch.overlapped or not set(map(type, results)) <= {int}:
+        if stopped or batch.overlapped or not _all_there(tokens, batch.partial):
+            self.cohort.dissolve()
             stopped = frozenset(stopped)
             for index, token in enumerate(tokens):
                 if index not in batch.partial:
                     self._commit_row(batch, index, token, stopped, done)
         else:
-            self._commit_tokens(requests, results, done)
+            first = self._commit_cohort(done) if self.cohort.in_step else 0
+            self._commit_tokens(batch, tokens, first, done)
         for request, reason, error in done:
             self._finish(request, reason, error)
+        if not self._in_flight:
+            self.cohort.welcome(self.running)
         return batch.ended + [request for request, _, _ in done]
 
     def _check_oldest(self, batch: Batch) -> None:
@@ -216,10 +217,21 @@ class Scheduler(StepPhases):
             raise ValueError(f"step {batch.step} cannot be settled now: the oldest step in flight "
                              f"is {oldest}")
 
-    def _commit_tokens(self, requests: list[Request], tokens: Sequence[Any],
+    def _commit_cohort(self, done: list[Ending]) -> int:
+        """The first rows of the batch, if they were scheduled as one; how many they are."""
+        done += [(request, "length", None) for request in self.cohort.commit()]
+        return len(self.cohort.rows)
+
+    def _commit_tokens(self, batch: Batch, tokens: Sequence[Any], first: int,
                        done: list[Ending]) -> None:
-        """The common rows: a token each, and nothing else happened since schedule()."""
-        for request, token in zip(requests, tokens):
+        """The common rows, from `first` on: a token each, and nothing else happened since
+        schedule()."""
+        requests, results = batch.requests[first:], tokens[first:]
+        if batch.partial:
+            sampling = [index not in batch.partial for index in range(first, len(tokens))]
+            requests = list(compress(requests, sampling))
+            results = list(compress(results, sampling))
+        for request, token in zip(requests, results):
             if request.tokens is not None:
                 request.tokens.append(token)
             known = request.num_tokens = request.num_computed + 1
@@ -264,6 +276,7 @@ class Scheduler(StepPhases):
         fail the batches scheduled on top of it too. Returns the requests that ended."""
         self._check_oldest(batch)
         del self._in_flight[0]
+        self.cohort.dissolve()
         self.manager.withdraw(batch)
         if self._emit is not None:
             self._emit("token", step=batch.step, tokens=[None] * len(batch))
@@ -296,6 +309,7 @@ class Scheduler(StepPhases):
         """Take a request out, wherever it is, and give back all it holds."""
         if request.status is RUNNING:
             self.running.remove(request)
+            self.cohort.leave(request)
         elif request.status is SWAPPED:
             self.swapped.remove(request)
             self.manager.drop_swapped(request)
@@ -318,3 +332,11 @@ class Scheduler(StepPhases):
     def reset_prefix_cache(self) -> bool:
         """Forget all cached content. False, with nothing changed, while any block is in use."""
         return self.manager.pool.reset()
+
+
+def _all_there(tokens: Sequence[Any], partial: set[int]) -> bool:
+    """True if every row that samples brought a token; those that do not are None."""
+    if tokens.count(0) + len(partial) == len(tokens):
+        return True  # a simulator's tokens are all the same
+    kinds = set(map(type, tokens))
+    return kinds <= {int} or (kinds <= {int, type(None)} and tokens.count(None) == len(partial))

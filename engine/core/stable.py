@@ -22,28 +22,25 @@ LASTING = ("seqs", "static", "budget")
 def stable_steps(scheduler: Scheduler, step: Step) -> int:
     """For how many steps, this one included, the same rows are certain to be scheduled again.
 
-    1 whenever in doubt. More only for pure decode batches of requests without token ids and stop
-    tokens (else any token may be the last), before the first of them reaches its limit, and while
-    the blocks that fill on the way are free.
+    1 whenever in doubt. More only for pure decode batches of a cohort (requests without token ids
+    and stop tokens, else any token may be the last), before the first of them reaches its limit,
+    and while the blocks that fill on the way are free.
     """
-    batch = step.batch
-    rows = batch.requests
-    if (not rows or rows[0].tokens is not None or batch.num_tokens != len(rows)
-            or len(rows) != len(scheduler.running) or batch.partial or batch.preempted
-            or batch.copies or batch.swap_ins or batch.overlapped or scheduler.swapped
-            or scheduler.has_news()):
+    batch, cohort = step.batch, scheduler.cohort
+    rows = len(batch.requests)
+    if (not rows or not cohort.in_step or rows != len(cohort.rows)
+            or rows != len(scheduler.running) or batch.preempted
+            or batch.overlapped or scheduler.swapped or scheduler.has_news()):
         return 1
     if len(scheduler.waiting) and (scheduler.blocked is None or scheduler.order.dynamic
                                    or step.started or scheduler.blocked[1] not in LASTING):
         return 1
-    if any([request.tokens is not None or request.stop_ids for request in rows]):
-        return 1
-    steps = min([request.limit - request.num_tokens for request in rows])
+    steps = cohort.steps_to_an_end()
     size, free = scheduler.config.block_size, scheduler.manager.pool.num_free
-    while steps > 1:
+    while steps > 1 and (steps // size + 1) * rows > free:  # else it is clear that they are enough
         # The last of the steps computes up to num_tokens + steps - 1 tokens of each row.
         needed = sum([-(-(request.num_tokens + steps - 1) // size) - len(request.block_table)
-                      for request in rows])
+                      for request in batch.requests])
         if needed <= free:
             break
         steps //= 2
@@ -56,14 +53,5 @@ def advance(scheduler: Scheduler, batch: Batch, steps: int) -> None:
     if steps > batch.stable_steps():
         raise ValueError(f"{steps} steps at once, the batch is stable for {batch.stable_steps()}")
     # Only growth happens on the way: output blocks have keys of their own, indexed when let go.
-    size = scheduler.config.block_size
-    growths: list[tuple[int, int]] = []  # (steps from now, row) of each block a row needs
-    for row, request in enumerate(batch.requests):
-        first = request.writable - request.num_tokens + 1
-        if first < steps:
-            growths += [(later, row) for later in range(first, steps, size)]
-    growths.sort()
-    scheduler.manager.grow_each([batch.requests[row] for _, row in growths])
-    for request, start in zip(batch.requests, batch.starts, strict=True):
-        request.num_computed = request.num_tokens = start + steps
+    scheduler.cohort.advance(steps - 1)
     scheduler.num_steps += steps - 1
