@@ -6,10 +6,10 @@ import sys
 
 import typer
 
+from engine.mistakes import usage_sentence
 from simulator.commands.bench import bench
 from simulator.commands.calibrate import calibrate
 from simulator.commands.capacity import capacity
-from simulator.commands.common import usage_sentence
 from simulator.commands.compare import compare
 from simulator.commands.export import export
 from simulator.commands.policies import policies

@@ -12,7 +12,7 @@ from random import Random
 
 from simulator.errors import WorkloadError
 from simulator.lengths import Draw
-from simulator.workload import Workload
+from simulator.workload import LONGEST, Workload
 
 ANSWER = 0  # the token id of every simulated output token; prompts never use it
 
@@ -51,8 +51,9 @@ def chats(rate: float, conversations: int, inputs: Draw, outputs: Draw, *, turns
                                ("system prompt", system, 0)):
         if value < least:
             raise WorkloadError(f"the number of {name} is {value}, must be at least {least}")
-    if not rate > 0 or not 0 <= think < float("inf"):
-        raise WorkloadError(f"chats need a rate above 0 and a think time of at least 0, got "
+    if not rate > 0 or not 0 <= think * turns <= LONGEST:
+        raise WorkloadError(f"chats need a rate above 0 and a think time of at least 0, with "
+                            f"{turns} turns at most {LONGEST / max(turns, 1):g} s, got "
                             f"{rate:g} and {think:g}")
     begin, now = Random(f"{seed}:arrivals"), 0.0
     at, pauses = array("d"), array("d")

@@ -88,13 +88,16 @@ class Fitted(CostModel):
         return total + shape.context * self._rate
 
 
+MACHINE = "one that python -m simulator calibrate wrote"
+
+
 def load_machine(path: Path) -> Machine:
     """A machine file. SpecError names the file and the first thing wrong in it."""
-    table, where = read_toml(path), str(path)
+    table, where = read_toml(path, MACHINE), str(path)
     given, reference = table.get("coefficients"), table.get("reference")
     if table.get("kind") != "fitted" or not isinstance(given, dict) \
             or not isinstance(reference, dict):
-        raise SpecError(f"{where}: is no machine file: python -m simulator calibrate writes one")
+        raise SpecError(f"{where} is no machine file: give {MACHINE}")
     for name, value in given.items():
         if name not in NAMES:
             raise SpecError(f"{where}: unknown coefficient {name!r}; known: {', '.join(NAMES)}")

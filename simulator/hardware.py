@@ -87,7 +87,7 @@ def load_hardware(name: str) -> Hardware:
     """
     if name.endswith(".toml"):
         path = Path(name)
-        row = read_toml(path)
+        row = read_toml(path, "a device file with the fields of hardware.toml")
         base = row.pop("base", None)
         if base is not None:
             row = _merged(_row_of(str(base)), row)

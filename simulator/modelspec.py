@@ -102,7 +102,7 @@ def load_model(name: str) -> ModelSpec:
 
 def from_config(path: Path) -> ModelSpec:
     """A model from its Hugging Face config.json. SpecError names file and field that is missing."""
-    config = read_json(path)
+    config = read_json(path, "a Hugging Face config.json")
     return _from_hugging_face(config.get("text_config", config), path.parent.name, str(path))
 
 

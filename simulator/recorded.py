@@ -47,10 +47,10 @@ class Recording:
 def recorded_steps(log: LoadedLog) -> Recording:
     """The steps of a log. ReplayError if it holds not even one whole step."""
     if not log.events:
-        raise ReplayError(log.problem or "the log holds no step: there is nothing to replay")
+        raise ReplayError(_nothing(log, "the log holds no step"))
     if log.events[0]["e"] != "step_begin":
         raise ReplayError(f"the log begins with {log.events[0]['e']!r} instead of a step: "
-                          f"it is not the log of a whole run")
+                          f"it is not the log of a whole run: give one that a run wrote with --log")
     reader = _Reader()
     for event in log.events:
         reader.read(event)
@@ -59,10 +59,16 @@ def recorded_steps(log: LoadedLog) -> Recording:
     if not open_steps and not reader.alive and log.problem is None:
         return Recording(steps, len(log.events), reader.ahead, None)
     if len(steps) == 1:
-        raise ReplayError(log.problem or "the log ends inside its first step")
+        raise ReplayError(_nothing(log, "the log ends inside its first step"))
     why = log.problem or ("the log ends before its last step does" if open_steps
                           else f"the log ends while {len(reader.alive)} requests are unfinished")
     return Recording(steps, reader.last_begin, reader.ahead, why)
+
+
+def _nothing(log: LoadedLog, why: str) -> str:
+    """Why there is nothing to replay, and what to do."""
+    return (f"{log.problem or why}, which is not one whole step, so there is nothing to replay: "
+            f"record the run again, or give a log that goes on for longer")
 
 
 class _Reader:

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from simulator.disagg import Transfers
 from simulator.metrics import LATENCIES, Metrics
+from simulator.words import spell, spell_rate
 
 NOTHING = "–"  # where there is nothing to say a figure of
 TITLES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL"}
@@ -38,13 +39,13 @@ def summary_lines(metrics: Metrics) -> list[str]:
     if not metrics.completed:
         return [*lines, f"duration  {NOTHING}", f"rate      {NOTHING}"]
     lines += [
-        f"duration  {metrics.duration:,.2f} s, steps running for {metrics.busy:,.2f} s in all",
-        f"rate      {metrics.request_throughput:,.2f} req/s, "
-        f"{metrics.output_throughput:,.1f} output tok/s, "
-        f"{metrics.total_token_throughput:,.1f} tok/s in all",
+        f"duration  {spell(metrics.duration)}, steps running for {spell(metrics.busy)} in all",
+        f"rate      {spell_rate(metrics.request_throughput, 2)} req/s, "
+        f"{spell_rate(metrics.output_throughput, 1)} output tok/s, "
+        f"{spell_rate(metrics.total_token_throughput, 1)} tok/s in all",
     ]
     if metrics.request_goodput is not None:
-        lines.append(f"goodput   {metrics.request_goodput:,.2f} req/s met every bound")
+        lines.append(f"goodput   {spell_rate(metrics.request_goodput, 2)} req/s met every bound")
     return lines
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from typing import Any
 from engine.core.errors import TandemError
 from simulator.errors import WorkloadError
 from simulator.scenario import FILES, check_names, run_scenario
+from simulator.tables import read_toml
 
 FORMAT = 1  # of a row; a new one makes every point run again
 Row = dict[str, Any]
@@ -40,14 +40,9 @@ class Point:
 def read_plan(path: Path) -> list[Point]:
     """The points of a plan file: `[base]` holds what they share, `[grid]` a list a name.
 
-    Files are looked for beside the plan first. WorkloadError names what is wrong with it.
+    Files are looked for beside the plan first. SpecError or WorkloadError names what is wrong.
     """
-    try:
-        plan = tomllib.loads(path.read_text("utf-8"))
-    except OSError as problem:
-        raise WorkloadError(f"{path}: cannot be read: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise WorkloadError(f"{path}: is no TOML: {problem}") from None
+    plan = read_toml(path, "a plan with the tables [base] and [grid]")
     base, grid = plan.get("base", {}), plan.get("grid", {})
     if set(plan) - {"base", "grid"} or not isinstance(base, dict) or not isinstance(grid, dict):
         found = ", ".join(plan) or "nothing"
@@ -121,6 +116,9 @@ class Results:
                     break  # the sweep was killed while it wrote this line
                 self.rows[row["key"]] = row
                 whole += len(line)
+            if not whole and not b'{"key"'.startswith(path.read_bytes()[:6]):
+                raise WorkloadError(f"{path} holds something else than the results of a sweep, and "
+                                    f"stays as it is: choose another --out")
             with path.open("r+b") as file:
                 file.truncate(whole)
 

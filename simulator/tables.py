@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from engine.mistakes import read_text
 from simulator.errors import SpecError
 
 
@@ -17,26 +18,27 @@ def packaged(name: str) -> dict[str, Any]:
     return tomllib.loads((resources.files("simulator") / "data" / name).read_text("utf-8"))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A user's TOML file. SpecError naming the file if it is missing or malformed."""
+def read_toml(path: Path, want: str) -> dict[str, Any]:
+    """A user's TOML file, which should be `want`. SpecError naming the file if it is none."""
+    text = read_text(path, want, SpecError)
     try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(f"{path}: cannot be read: {_reason(problem)}") from None
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as problem:
-        raise SpecError(f"{path}: not TOML: {problem}") from None
+        raise SpecError(f"{path} is not TOML: {problem}: correct it, or give {want}") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A user's JSON object. SpecError naming the file if it is missing or malformed."""
+def read_json(path: Path, want: str) -> dict[str, Any]:
+    """A user's JSON object, which should be `want`. SpecError naming the file if it is none."""
+    text = read_text(path, want, SpecError)
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as problem:
-        raise SpecError(f"{path}: cannot be read: {_reason(problem)}") from None
+        value = json.loads(text)
     except json.JSONDecodeError as problem:
-        raise SpecError(f"{path}: not JSON: {problem}") from None
+        raise SpecError(f"{path} is not JSON: {problem.msg} in line {problem.lineno}, column "
+                        f"{problem.colno}: correct it, or give {want}") from None
+    except RecursionError:
+        raise SpecError(f"{path} is nested too deep: give {want}") from None
     if not isinstance(value, dict):
-        raise SpecError(f"{path}: holds a {type(value).__name__}, not an object")
+        raise SpecError(f"{path} holds a {type(value).__name__}, not an object: give {want}")
     return value
 
 
@@ -51,7 +53,3 @@ def number(table: Mapping[str, Any], key: str, where: str, *, whole: bool = Fals
         kind = "whole number" if whole else "number"
         raise SpecError(f"{where}: {key}={value!r} must be a {kind} above 0")
     return value
-
-
-def _reason(problem: Exception) -> str:
-    return getattr(problem, "strerror", None) or str(problem)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from gzip import BadGzipFile
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from engine.mistakes import FILE_ERRORS, file_sentence
 from simulator.blockkeys import HashIds, find_hash_block
 from simulator.errors import WorkloadError
 from simulator.workload import Workload
@@ -65,15 +64,12 @@ def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
     try:
         with _open_text(path) as file:
             rows = list(reader(file, path, complain, columns or {}))
-    except (EOFError, BadGzipFile, zlib.error) as problem:
-        raise WorkloadError(f"{path}: a damaged gzip file: {problem}") from None
-    except OSError as problem:
-        raise WorkloadError(f"{path}: cannot be read: {problem.strerror}") from None
-    except UnicodeDecodeError:
-        raise WorkloadError(f"{path}: is not UTF-8 text; give a .csv or .jsonl trace") from None
+    except FILE_ERRORS as problem:
+        raise WorkloadError(file_sentence(problem, path, "a .csv or .jsonl trace")) from None
     notes = [f"{len(bad)} bad rows left out, the first: {bad[0]}"] if bad else []
     if not rows:
-        raise WorkloadError(f"{path}: holds no request" + "".join(f" ({note})" for note in notes))
+        raise WorkloadError(f"{path} holds no request" + "".join(f" ({note})" for note in notes)
+                            + ": give a trace with a line for each")
     return _workload(path, rows, notes)
 
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING
 
 from simulator.errors import WorkloadError
 from simulator.lengths import Draw
+from simulator.words import spell
 
 if TYPE_CHECKING:
     from simulator.chats import Chats
+
+LONGEST = 1e9  # seconds of a workload: float64 still counts 0.1 us then
 
 # Keys of the full prompt blocks of request `index` for an engine with `block_size`.
 BlockKeys = Callable[[int, int], Sequence[int]]
@@ -30,6 +33,13 @@ class Workload:
     closed: Closed | None = None  # set: `at` is ignored, users send one after another
     chats: Chats | None = None  # set: `at` counts for first turns only
     notes: list[str] = field(default_factory=list)  # what reading it changed, for the user
+
+    def __post_init__(self) -> None:
+        if self.span > LONGEST:
+            raise WorkloadError(
+                f"{self.name}: the last of {len(self):,} requests would arrive "
+                f"{self.span:.3g} s after the first, and beyond {spell(LONGEST)} no clock tells "
+                f"their milliseconds: raise the rate, or ask for fewer requests")
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -145,8 +155,9 @@ def poisson(rate: float, count: int, inputs: Draw, outputs: Draw, *, seed: int =
 def closed_loop(users: int, count: int, inputs: Draw, outputs: Draw, *, think: float = 0.0,
                 seed: int = 0) -> Workload:
     """`count` requests from `users` who each wait for their answer, then think (exponential)."""
-    if users < 1 or not 0 <= think < float("inf"):
+    if users < 1 or not 0 <= think * count <= LONGEST:
         raise WorkloadError(f"a closed loop needs at least 1 user and a think time of at least 0, "
+                            f"with {count:,} requests at most {LONGEST / max(count, 1):g} s, "
                             f"got {users} and {think:g}")
     _check_generator(1.0, count, 1.0)
     prompts, answers = _draw_lengths(count, inputs, outputs, seed)

@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from engine.core.events import read_log
 from simulator.basis import NAMES, Reference
 from simulator.calibrate import Calibration, Errors
 from simulator.calibrate import calibrate as fit_machine
-from simulator.commands.common import out, plain_errors
+from simulator.commands.common import check_places, out, plain_errors, read_run
 from simulator.fitted import save_machine
 from simulator.hardware import load_hardware
 from simulator.observe import observe
@@ -36,12 +35,10 @@ def calibrate(logs: Logs, target: Out = Path("machine.toml"), hardware: Named = 
               tflops: Tflops = CPU_TFLOPS, bandwidth: Bandwidth = CPU_BANDWIDTH,
               hold_out: HoldOut = 0.3) -> None:
     """Fit a cost model to real logs and write it as a machine file for --cost."""
+    check_places(target)
     runs = []
     for path in logs:
-        log = read_log(path)
-        if log.problem:
-            out.print(f"note: {log.problem}", markup=False)
-        runs.append(observe(log, path.name))
+        runs.append(observe(read_run(path), path.name))
     reference = Reference(tflops, bandwidth)
     if hardware is not None:
         device = load_hardware(hardware)

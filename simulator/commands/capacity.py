@@ -21,7 +21,7 @@ from simulator.capacity import (
     parse_slo,
 )
 from simulator.commands import options as opt
-from simulator.commands.common import out, plain_errors, progress
+from simulator.commands.common import check_places, out, plain_errors, progress
 from simulator.errors import WorkloadError
 
 Slo = Annotated[str, typer.Option("--slo", help="seconds: ttft_p99=0.5,tpot_p99=0.05")]
@@ -53,6 +53,7 @@ def capacity(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len, seed=seed)
     scenario = {name: value for name, value in given.items() if value is not None}
+    check_places(json_out)
     bounds = parse_slo(slo)
     if (prices is None) != (rate is None):
         raise WorkloadError("--prices and --rate go together: what does a rate cost at least?")

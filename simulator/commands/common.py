@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import functools
+import gzip
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from engine.core.errors import TandemError
+from engine.core.errors import LogError, TandemError
+from engine.core.events import LoadedLog, read_log
+from engine.mistakes import FILE_ERRORS, file_sentence
+from simulator.errors import ReplayError, WorkloadError
 
 # A table that goes into a file or a pipe is not squeezed into the 80 columns of no terminal.
 out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 180)
@@ -29,22 +34,41 @@ def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             print(error, file=sys.stderr)
             raise typer.Exit(2) from None
         except OSError as error:
-            print(f"{error.filename or 'file'}: {error.strerror or error}", file=sys.stderr)
+            print(file_sentence(error), file=sys.stderr)
             raise typer.Exit(2) from None
 
     return wrapped
 
 
-def usage_sentence(error: Exception) -> str | None:
-    """The parser's complaint (an option that does not exist, a value of the wrong type) as one
-    sentence, or its help where nothing was asked for; None if it is no complaint of the parser."""
-    context, say = getattr(error, "ctx", None), getattr(error, "format_message", None)
-    if say is None:
-        return None
-    sentence = " ".join(say().split()) if type(error).__name__ != "NoArgsIsHelpError" else say()
-    if context is None or type(error).__name__ == "NoArgsIsHelpError":
-        return sentence
-    return f"{sentence.rstrip('.')}: {context.command_path} --help lists what there is"
+def check_places(*files: Path | None) -> None:
+    """WorkloadError before any work whose results could not be written after it."""
+    for file in files:
+        if file is not None and not file.parent.is_dir():
+            raise WorkloadError(f"{file} cannot be written: there is no folder {file.parent}; "
+                                f"create it first")
+        if file is not None and file.is_dir():
+            raise WorkloadError(f"{file} cannot be written: it is a folder; name a file in it")
+
+
+def read_run(path: Path) -> LoadedLog:
+    """The event log in a file, gzipped or not whatever its name says; what is damaged at its end
+    is told. ReplayError if it is none."""
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == b"\x1f\x8b"
+        with (gzip.open(path, "rt", encoding="utf-8", errors="replace") if zipped else
+              path.open(encoding="utf-8", errors="replace")) as text:
+            loaded = read_log(text)
+    except FILE_ERRORS as error:
+        raise ReplayError(file_sentence(error, path, LOG)) from None
+    except LogError as error:
+        raise ReplayError(f"{error}; give {LOG}") from None
+    if loaded.problem:
+        out.print(f"note: {loaded.problem}", markup=False)
+    return loaded
+
+
+LOG = "an event log, as --log of a run writes it"
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from engine.core.events import read_log
 from simulator.commands import options as opt
-from simulator.commands.common import out, plain_errors, progress
+from simulator.commands.common import check_places, out, plain_errors, progress, read_run
 from simulator.commands.costs import cost_maker
 from simulator.compare import Figure, html_report
 from simulator.compare import compare as compare_runs
@@ -26,10 +25,9 @@ def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")]
             cost: opt.Cost = None, hardware: opt.Device = "h100", html: Html = None,
             json_out: opt.Json = None) -> None:
     """Simulate a real run's workload freely and print both runs' figures with signed errors."""
+    check_places(html, json_out)
     make_cost = cost_maker(cost)
-    loaded = read_log(log)
-    if loaded.problem:
-        out.print(f"note: {loaded.problem}", markup=False)
+    loaded = read_run(log)
     with progress("simulating") as update:
         result = compare_runs(loaded, log.name, load_hardware(hardware), make_cost,
                               on_progress=update)

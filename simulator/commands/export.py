@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engine.core.events import read_log
-from simulator.commands.common import out, plain_errors
+from simulator.commands.common import check_places, out, plain_errors, read_run
 from simulator.errors import ReplayError
 from simulator.html import run_report
 from simulator.timings import timings_from_log
@@ -24,9 +23,8 @@ def export(log: Annotated[Path, typer.Argument(help="event log of a real or simu
     """Write a log in forms that other tools open."""
     if chrome is None and html is None:
         raise ReplayError("nothing to write: give --chrome FILE or --html FILE")
-    loaded = read_log(log)
-    if loaded.problem:
-        out.print(f"note: {loaded.problem}", markup=False)
+    check_places(chrome, html)
+    loaded = read_run(log)
     if chrome is not None:
         count = write_chrome_trace([loaded.events], chrome)
         out.print(f"{chrome}: {count:,} events; open it at ui.perfetto.dev", markup=False)

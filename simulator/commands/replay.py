@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from engine.core.events import read_log
 from simulator.commands import options as opt
-from simulator.commands.common import out, plain_errors, progress
+from simulator.commands.common import check_places, out, plain_errors, progress, read_run
 from simulator.replay import replay as run_replay
 
 
@@ -20,7 +19,8 @@ def replay(
     copy: opt.Log = None,
 ) -> None:
     """Run a log's arrivals and step times again; say whether every decision is the same."""
-    loaded = read_log(log)
+    check_places(copy)
+    loaded = read_run(log)
     with progress("replaying") as update, (
             copy.open("w", encoding="utf-8") if copy else nullcontext()) as target:
         report = run_replay(loaded, copy_to=target, on_step=update)

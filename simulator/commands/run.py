@@ -12,7 +12,7 @@ from engine.core.events import read_log
 from simulator.api import Simulation, simulate
 from simulator.bounds import Bounds
 from simulator.commands import options as opt
-from simulator.commands.common import out, plain_errors, progress
+from simulator.commands.common import check_places, out, plain_errors, progress
 from simulator.commands.costs import cost_maker
 from simulator.disagg import parse_split
 from simulator.errors import WorkloadError
@@ -54,7 +54,7 @@ def run(
     """
     if not 0 <= client_ms < math.inf:
         raise WorkloadError(f"--client-ms {client_ms:g} must be at least 0")
-    check_folders(log, json_out, chrome, html)
+    check_places(log, json_out, chrome, html)
     work = make_workload(trace=trace, rate=rate, users=users, chat_rate=chats, turns=turns,
                          system=system_prompt, think=think, burstiness=burstiness,
                          num_requests=num_requests, input_len=input_len, output_len=output_len,
@@ -87,14 +87,6 @@ def run(
         json_out.write_text(json.dumps(setup | result.as_json(), indent=1) + "\n", "utf-8")
     if result.stopped or not result.metrics.completed:
         raise typer.Exit(1)
-
-
-def check_folders(*files: Path | None) -> None:
-    """WorkloadError before a run whose results could not be written after it."""
-    for file in files:
-        if file is not None and not file.parent.is_dir():
-            raise WorkloadError(f"{file} cannot be written: there is no folder {file.parent}; "
-                                f"create it first")
 
 
 def _export(result: Simulation, title: str, chrome: Path | None, html: Path | None) -> None:

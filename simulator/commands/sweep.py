@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from simulator.commands.common import out, plain_errors, progress
+from simulator.commands.common import check_places, out, plain_errors, progress
 from simulator.report import NOTHING
 from simulator.sweep import Results, Row, local_runner, ray_runner, read_plan, write_table
 from simulator.sweep import sweep as run_sweep
@@ -31,6 +31,7 @@ Most = Annotated[int, typer.Option("--show", min=0, help="rows to print; 0: all"
 def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None,
           show: Most = 40) -> None:
     """Simulate every combination of a plan; results to JSON Lines, and to Parquet or CSV."""
+    check_places(results)
     points = read_plan(plan)
     runner = ray_runner(ray) if ray else local_runner(workers or os.cpu_count() or 1)
     store = Results(results or plan.with_suffix(".results.jsonl"))

@@ -83,7 +83,7 @@ def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
     (("--poisson", 1, "--replicas", 0), "replicas"),
     (("--poisson", 1, "--goodput", "fast"), "--goodput 'fast'"),
     (("--poisson", 1, "--num-requests", 2, "--log", "/nowhere/x.jsonl"), "/nowhere/x.jsonl"),
-    (("--trace", "/nowhere.csv"), "/nowhere.csv: cannot be read"),
+    (("--trace", "/nowhere.csv"), "/nowhere.csv does not exist: check the path"),
     (("--trace", "TRACE", "--columns", "at"), "--columns 'at' is not of the form"),
     (("--trace", "TRACE", "--rate-scale", 0), "the rate factor is 0"),
     (("--poisson", 1, "--rate-scale", 2), "--sample and --rate-scale are for --trace"),

@@ -144,7 +144,7 @@ def test_the_command_prints_what_varies_and_says_what_was_done_before(plan):
 @pytest.mark.parametrize("text, sentence", [
     ("[grid]\npolicy = 3", "unknown name 'policy'"), ("[grid]\npoisson = []", "[grid] poisson"),
     ("[grid]\nblock_sizes = [1]", "did you mean 'block_size'"), ("x = 1", "found x"),
-    ("[grid]\ntp = [1]\n[base]\ntp = 2", "'tp' is in [base] and in [grid]"), ("[", "is no TOML")])
+    ("[grid]\ntp = [1]\n[base]\ntp = 2", "'tp' is in [base] and in [grid]"), ("[", "is not TOML")])
 def test_a_wrong_plan_is_one_sentence(tmp_path, text, sentence):
     path = tmp_path / "plan.toml"
     path.write_text(text)

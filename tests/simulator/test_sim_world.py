@@ -234,6 +234,6 @@ def test_what_is_no_workload_is_refused_in_a_sentence(workload):
 
 
 def test_seconds_without_tokens_cost_nothing_however_many():
-    run = simulate(poisson(1e-9, 5, lognormal(100, 0.5, 400), lognormal(20, 0.5, 60)),
+    run = simulate(poisson(1e-8, 5, lognormal(100, 0.5, 400), lognormal(20, 0.5, 60)),
                    "llama-3.1-8b", "h100")
     assert run.metrics.completed == 5 and 0 < run.metrics.max_output_tokens_per_s <= 60

@@ -1,0 +1,77 @@
+"""What every command line of the lab says of a user's mistake: one sentence, with the way out.
+
+Of files that cannot be used, and of words that the parser does not know. The standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+# What opening and reading a user's file can raise.
+FILE_ERRORS = (OSError, UnicodeDecodeError, EOFError, zlib.error)
+
+
+def file_sentence(error: BaseException, path: str | Path | None = None, want: str = "") -> str:
+    """One of FILE_ERRORS in words: which file, what is wrong with it, what to do. `path` is the
+    file, where the error does not name it; `want` what should have been given: "a trace"."""
+    name = str(path or getattr(error, "filename", None) or "the file")
+    give = f"give {want}" if want else "choose another file"
+    if isinstance(error, UnicodeDecodeError):
+        if b"\0" in error.object[:4096]:
+            return f"{name} is a binary file, not text: {give}"
+        return (f"{name} is not UTF-8 text (a byte 0x{error.object[error.start]:02x} stands where "
+                f"none can): save it as UTF-8, or {give}")
+    if isinstance(error, EOFError):
+        return f"{name} is a gzip file whose end is missing: copy or download it again"
+    if isinstance(error, (gzip.BadGzipFile, zlib.error)):
+        return f"{name} is a damaged gzip file: copy or download it again"
+    if not isinstance(error, OSError):
+        return f"{name} cannot be read: {give}"
+    return f"{name} {_reason(error, Path(name), want)}"
+
+
+def _reason(error: OSError, path: Path, want: str) -> str:
+    number = error.errno
+    if number == errno.ENOENT:
+        if not path.parent.is_dir():
+            return f"is not there, nor is the folder {path.parent}: check the path, or create it"
+        return "does not exist: check the path" + (f"; it should be {want}" if want else "")
+    if number in (errno.EISDIR, errno.EEXIST) and path.is_dir():
+        return "is a folder: name a file in it"
+    if number == errno.ENOTDIR:
+        return "cannot be: a part of that path is a file, not a folder"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "is not open to you: change its permissions, or choose another place"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "cannot be written, because the disk is full: free some space, or choose another"
+    why = os.strerror(number).lower() if number else str(error)
+    return f"cannot be used ({why}): choose another file"
+
+
+def read_text(path: str | Path, want: str, wrong: type[Exception]) -> str:
+    """A user's UTF-8 text file that is not empty. `wrong`, with one sentence, if it is none."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FILE_ERRORS as error:
+        raise wrong(file_sentence(error, path, want)) from None
+    if "\0" in text[:4096]:
+        raise wrong(f"{path} is a binary file, not text: give {want}")
+    if not text.strip():
+        raise wrong(f"{path} is empty: give {want}")
+    return text
+
+
+def usage_sentence(error: Exception) -> str | None:
+    """The parser's complaint (an option that does not exist, a value of the wrong type) as one
+    sentence, or its help where nothing was asked for; None if it is no complaint of the parser."""
+    context, say = getattr(error, "ctx", None), getattr(error, "format_message", None)
+    if say is None:
+        return None
+    sentence = " ".join(say().split()) if type(error).__name__ != "NoArgsIsHelpError" else say()
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":
+        return sentence
+    return f"{sentence.rstrip('.')}: {context.command_path} --help lists what there is"
