@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from engine.core.errors import TandemError
+from engine.mistakes import file_sentence, usage_sentence
 from exercises.grader.exporters import FORMATS
 from exercises.grader.manifest import Exercise, ExerciseError, exercise_ids, load_exercise
 from exercises.grader.report import Report
 from exercises.grader.stages import commitment, grade, new_seed
 from exercises.grader.text import show
-from exercises.grader.workdir import Workdir, write_safely
+from exercises.grader.workdir import Workdir, check_place, write_safely
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Re-implement parts of the engine; your part is graded inside the real one.")
@@ -122,6 +123,8 @@ def grade_command(
     if format not in FORMATS:
         raise ExerciseError(f"there is no format {format!r}; there are: {', '.join(FORMATS)}")
     exercise, desk = load_exercise(exercise_id), Workdir(work)
+    if json is not None:
+        check_place(json)
     source = desk.read(exercise, file)
     seed = seed or new_seed()
     to_screen = console if format == "native" or json else Console(stderr=True, soft_wrap=True)
@@ -180,13 +183,27 @@ def release(out: Annotated[Path, typer.Option(help="folder to write to")] = Path
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one sentence and exit code 2."""
+    """Run a command. SystemExit with its exit code: 2, with one sentence, for a user's mistake."""
     try:
-        app()
+        status = app(prog_name="python -m exercises", standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        raise SystemExit(130) from None
     except TandemError as error:
-        Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False,
-                                                   highlight=False)
-        raise SystemExit(2) from None
+        _complain(str(error))
+    except OSError as error:
+        _complain(file_sentence(error))
+    except Exception as error:
+        sentence = usage_sentence(error)
+        if sentence is None:
+            raise
+        _complain(sentence)
+    else:
+        raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _complain(sentence: str) -> NoReturn:
+    Console(stderr=True, soft_wrap=True).print(sentence, style="red", markup=False, highlight=False)
+    raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ class WorkerFailure(Exception):
     """The worker can give no more answers. `status` is the report's word for it."""
 
     status = "crash"
+    isolation: tuple[str, ...] = ()  # the locks that held, where the file did not load
 
 
 class WorkerCrash(WorkerFailure):

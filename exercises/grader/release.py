@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from engine.mistakes import file_sentence
 from exercises.grader.manifest import EXERCISES, ExerciseError, exercise_ids, load_exercise
 
 # The instructor's files. Everything else of the room goes to students.
@@ -29,13 +30,16 @@ def release(out: Path) -> list[Path]:
     if target.exists():
         raise ExerciseError(f"{target} exists already: remove it, or choose another --out")
     written = []
-    for path in sorted(EXERCISES.rglob("*")):
-        relative = path.relative_to(EXERCISES)
-        if path.is_file() and not is_secret(relative):
-            destination = target / relative
-            destination.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, destination)
-            written.append(destination.relative_to(out))
+    try:
+        for path in sorted(EXERCISES.rglob("*")):
+            relative = path.relative_to(EXERCISES)
+            if path.is_file() and not is_secret(relative):
+                destination = target / relative
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, destination)
+                written.append(destination.relative_to(out))
+    except OSError as error:
+        raise ExerciseError(file_sentence(error, out, "another --out")) from error
     for leaked in _leaks(target):
         shutil.rmtree(target)
         raise ExerciseError(f"{leaked} repeats the solution: nothing was released")

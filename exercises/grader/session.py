@@ -78,7 +78,9 @@ class WorkerSession:
         try:
             self._start(lock)
             self._load(source, counted)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, WorkerFailure):
+                error.isolation = self.isolation
             self.close()
             raise
 

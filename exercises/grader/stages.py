@@ -61,6 +61,10 @@ class StageRun:
                                     budget=self.budget, **options)
             self.isolation.add(session.isolation)
             yield session
+        except WorkerFailure as failure:
+            if session is None:  # the worker was locked, and the file in it did not load
+                self.isolation.add(failure.isolation)
+            raise
         finally:
             if session is not None:
                 session.close()

@@ -29,8 +29,23 @@ def show(console: Console, report: Report, *, points: bool) -> None:
         _show_output(console, report.user_output)
     for notice in report.notices:
         console.print(f"[yellow]note:[/] {escape(notice)}")
-    console.print(f"[dim]isolation {report.isolation} · {report.wall_s:.1f} s · "
+    console.print(f"[dim]{isolation_sentence(report.isolation)} · {report.wall_s:.1f} s · "
                   f"worker CPU {report.cpu_s:.1f} s[/]")
+
+
+LOCKS = ("rlimits", "pidns", "netns", "uid", "landlock", "seccomp")  # all that there are
+
+
+def isolation_sentence(isolation: str) -> str:
+    """Which locks held while the student's file ran, and what it means if not all did."""
+    held = isolation.split("+")
+    missing = [lock for lock in LOCKS if lock not in held]
+    if missing == list(LOCKS):
+        return "isolation none, because nothing of your file was run"
+    if not missing:
+        return f"isolation {isolation}"
+    return (f"isolation {isolation}, without {', '.join(missing)} on this machine: enough for your "
+            f"own work, not for grading others' (exercises/README.md says what each lock does)")
 
 
 def _show_stage(console: Console, stage: StageResult, points: bool) -> None:

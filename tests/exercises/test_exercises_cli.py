@@ -12,6 +12,7 @@ import pytest
 from exercises import __main__ as cli
 from exercises.grader import zoo
 from exercises.grader.manifest import load_exercise
+from exercises.grader.text import isolation_sentence
 
 E02 = load_exercise("e02")
 
@@ -101,6 +102,70 @@ def test_other_formats_stand_alone_on_standard_output_and_exit_0(lab, format):
 def test_a_mistake_is_one_sentence_and_exit_code_2(lab, arguments, sentence):
     code, out, err = lab(*arguments)
     assert code == 2 and err.startswith(sentence) and err.count("\n") == 1 and out == ""
+
+
+@pytest.mark.parametrize("arguments, sentence", [
+    (("--foo",), "No such option: --foo"), (("chek", "e02"), "No such command 'chek'"),
+    (("check",), "Missing argument 'EXERCISE'"), (("hint", "e02", "x"), "Invalid value for"),
+    (("list", "stray"), "unexpected extra argument"),
+    (("grade", "e02", "--sead", "1"), "No such option: --sead")])
+def test_what_the_command_line_does_not_know_is_one_sentence_with_the_way_to_help(
+        lab, arguments, sentence):
+    code, out, err = lab(*arguments)
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert sentence in err and "--help lists what there is" in err
+
+
+@pytest.mark.parametrize("command", ["check", "grade", "watch"])
+@pytest.mark.parametrize("kind, sentence", [
+    ("folder", "is a folder: name a file in it"), ("latin", "is not UTF-8 text (a byte 0xe9"),
+    ("binary", "is a binary file, not text"), ("missing", "does not exist: python -m exercises"),
+    ("under", "a part of that path is a file, not a folder")])
+def test_a_file_that_cannot_be_read_is_one_sentence_without_the_librarys_words(
+        lab, tmp_path, command, kind, sentence):
+    path = tmp_path / "my.py"
+    if kind == "folder":
+        path.mkdir()
+    elif kind != "missing":
+        path.write_bytes({"latin": "x = 'é'".encode("latin-1"), "binary": b"\x00\xff" * 40,
+                          "under": b"x = 1"}[kind])
+    given = path / "e02.py" if kind == "under" else path
+    code, out, err = lab(command, "e02", "--file", str(given))
+    assert code == 2 and err.count("\n") == 1 and err.startswith(str(given)) and sentence in err
+    assert "Errno" not in err and "codec" not in err
+
+
+def test_places_that_cannot_be_written_are_named_before_anything_is_graded(lab, tmp_path):
+    put_solution(tmp_path)
+    for place, sentence in (("nowhere/r.json", "there is no folder nowhere; create it first"),
+                            ("work", "work is a folder: name a file in it")):
+        code, out, err = lab("grade", "e02", "--json", place)
+        assert code == 2 and sentence in err and "seed" not in out
+    (tmp_path / "plain").write_text("")
+    code, _, err = lab("start", "e02", "--work", "plain")
+    assert (code, err) == (2, "plain is in the way: remove it, or choose another folder with "
+                              "--work\n")
+    code, _, err = lab("release", "--out", "plain")
+    assert code == 2 and "a part of that path is a file" in err
+
+
+def test_a_file_that_does_not_load_was_isolated_all_the_same(lab, tmp_path):
+    lab("start", "e02")
+    running = lab("check", "e02")[1].splitlines()[-1].split(" · ")[0]
+    (tmp_path / "work" / "e02.py").write_text("broken(")
+    assert lab("check", "e02")[1].splitlines()[-1].split(" · ")[0] == running
+    assert running.startswith("isolation ") and "none" not in running
+
+
+@pytest.mark.parametrize("isolation, sentence", [
+    ("pidns+netns+rlimits+uid+landlock+seccomp",
+     "isolation pidns+netns+rlimits+uid+landlock+seccomp"),
+    ("rlimits+landlock", "isolation rlimits+landlock, without pidns, netns, uid, seccomp on this "
+     "machine: enough for your own work, not for grading others' (exercises/README.md says what "
+     "each lock does)"),
+    ("none", "isolation none, because nothing of your file was run")])
+def test_isolation_is_told_in_words(isolation, sentence):
+    assert isolation_sentence(isolation) == sentence
 
 
 def test_a_report_is_not_written_through_a_symbolic_link(lab, tmp_path):
