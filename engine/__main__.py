@@ -8,6 +8,7 @@ import warnings
 import typer
 
 from engine.core.errors import TandemError
+from engine.mistakes import usage_sentence
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Run language models with paged attention and continuous batching.")
@@ -49,10 +50,11 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if hasattr(error, "exit_code") and hasattr(error, "show"):  # the parser's own complaint
-            error.show()
-            return 2
-        raise
+        sentence = usage_sentence(error)
+        if sentence is None:
+            raise
+        print(sentence, file=sys.stderr)
+        return 2
     return status if isinstance(status, int) else 0  # a verb that raises typer.Exit(status)
 
 
