@@ -93,8 +93,10 @@ class Stretch:
             (n0, began, steps, _, n1, _, _, starts, _, waiting, running, swapped, free, n2, _,
              timed, seconds, n3, ended, told, tokens) = zip(*self.taken)
             self._number(*map(_numbers, (n0, n1, n2, n3)))
-            whole = EqualSteps(len(self.rows), *map(_numbers, (
-                steps, began, waiting, running, swapped, free, timed, seconds)), self.between)
+            whole = EqualSteps(
+                len(self.rows), _numbers(steps), _numbers(began), _numbers(waiting),
+                _numbers(running), _numbers(swapped), _numbers(free), _numbers(timed),
+                _numbers(seconds), self.between)
             if _numbers(told) != whole.timed:
                 raise Unequal
             self._move(state, whole, _table(starts), _table(tokens))
