@@ -10,7 +10,8 @@ import streamlit as st
 
 st.set_page_config(page_title="Tandem lab", page_icon="🚲", layout="wide")
 st.html("<style>.stMainBlockContainer{padding-top:4.2rem;padding-bottom:2rem}"
-        ".stMainBlockContainer>div{gap:.6rem}</style>")
+        ".stMainBlockContainer>div{gap:.6rem}"
+        ".stAppDeployButton{display:none}</style>")
 st.navigation([
     st.Page("views/start.py", title="Start", icon=":material/school:", default=True),
     st.Page("views/replay.py", title="Replay", icon=":material/play_circle:"),

@@ -34,7 +34,7 @@ def draw_wall(view: Wall, palette: Palette) -> str:
             f'<div class="cells{size}" role="img" aria-label="{text(label)}">{cells}</div>'
             f'<div class="legend">{legend}<span class="key">{view.unused_slots:,} slots of held '
             "blocks are empty</span></div>")
-    return panel("wall", "Block wall: the KV cache", body, where)
+    return panel("wall", f"Block wall: the KV cache {view.when}", body, where)
 
 
 def _cell(cell: Cell, block_size: int, palette: Palette) -> str:

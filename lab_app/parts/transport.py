@@ -39,49 +39,53 @@ def transport(run: Run) -> None:
     """All of it. Callbacks move the place before anything is drawn."""
     step, last = here().step, run.num_steps - 1
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        _move(":material/first_page:", "first", run, 0, disabled=step == 0, shortcut="Home",
-              explained="First step")
-        _move(":material/chevron_left:", "back", run, step - 1, disabled=step == 0,
-              shortcut="Left", explained="One step back")
+        _move("First", "first", run, 0, disabled=step == 0, shortcut="Home",
+              icon=":material/first_page:", explained="First step")
+        _move("Back", "back", run, step - 1, disabled=step == 0, shortcut="Left",
+              icon=":material/chevron_left:", explained="One step back")
         playing = bool(st.session_state.get("playing"))
-        if st.button(":material/pause:" if playing else ":material/play_arrow:", key="play",
-                     shortcut="Space", type="primary", help="Play or pause",
+        if st.button("Pause" if playing else "Play", key="play", shortcut="Space", type="primary",
+                     icon=f":material/{'pause' if playing else 'play_arrow'}:",
+                     help="Play or pause",
                      disabled=step == last and not playing):
             st.session_state["playing"] = not playing
             st.session_state["played_at"] = time.monotonic()
             st.rerun()
-        _move(":material/chevron_right:", "forward", run, step + 1, disabled=step == last,
-              shortcut="Right", explained="One step on")
-        _move(":material/last_page:", "last", run, last, disabled=step == last, shortcut="End",
-              explained="Last step")
-        _jumps(run)
+        _move("Forward", "forward", run, step + 1, disabled=step == last, shortcut="Right",
+              icon=":material/chevron_right:", explained="One step on")
+        _move("Last", "last", run, last, disabled=step == last, shortcut="End",
+              icon=":material/last_page:", explained="Last step")
         st.selectbox("Speed", list(SPEEDS), key="speed", label_visibility="collapsed", width=125)
+        _jumps(run)
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        if last:
+            st.session_state["slider"] = step
+            st.slider("Step", 0, last, key="slider", label_visibility="collapsed",
+                      on_change=lambda: go(run, step=st.session_state["slider"]))
         _phase(run)
-    if last:
-        st.session_state["slider"] = step
-        st.slider("Step", 0, last, key="slider", label_visibility="collapsed",
-                  on_change=lambda: go(run, step=st.session_state["slider"]))
 
 
 def _jumps(run: Run) -> None:
-    st.caption("next", width="content")
-    for kind, (name, shortcut) in JUMPS.items():
-        target = run.timeline.next_step(kind, here().step)
-        total = len(run.timeline.marks[kind])
-        _move(name, f"next_{kind}", run, here().step if target is None else target,
-              disabled=target is None, shortcut=shortcut,
-              explained=f"Next step with a {name}; {total:,} in this log")
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", width="content"):
+        st.caption("next", width="content")
+        for kind, (name, shortcut) in JUMPS.items():
+            target = run.timeline.next_step(kind, here().step)
+            total = len(run.timeline.marks[kind])
+            _move(name, f"next_{kind}", run, here().step if target is None else target,
+                  disabled=target is None, shortcut=shortcut,
+                  explained=f"Next step with a {name}; {total:,} in this log")
 
 
 def _move(label: str, key: str, run: Run, target: int, *, disabled: bool, shortcut: str,
-          explained: str) -> None:
+          explained: str, icon: str | None = None) -> None:
     st.button(label, key=key, on_click=lambda: go(run, step=target), disabled=disabled,
-              shortcut=shortcut, help=explained)
+              shortcut=shortcut, help=explained, icon=icon)
 
 
 def _phase(run: Run) -> None:
     """Which of the three states of the step the wall and the block table show."""
     st.session_state["phase"] = here().phase
+    st.caption("memory", width="content")
     st.segmented_control("Show the memory", list(PHASES), key="phase",
                          format_func=lambda phase: PHASES[phase],
                          label_visibility="collapsed", selection_mode="single", required=True,

@@ -38,7 +38,11 @@ def parse_address(params: Mapping[str, str], num_steps: int, requests: Mapping[s
         problems.append(f"The link selects request {request!r}, which is not in this log.")
         request = None
     phase = params.get("phase", "during")
-    return Address(step, request, phase if phase in PHASES else "during"), problems
+    if phase not in PHASES:
+        problems.append(f"The link asks for the phase {phase!r}; there are "
+                        f"{', '.join(PHASES)}: showing during.")
+        phase = "during"
+    return Address(step, request, phase), problems
 
 
 def _whole(written: str) -> int | None:

@@ -9,7 +9,8 @@ from typing import Any
 from engine.core.replay import State
 from lab_app.viewmodel.replaying import Replaying
 
-PHASES = {"before": "Before", "during": "Computing", "after": "After"}
+PHASES = {"before": "Before", "during": "During", "after": "After"}
+WHEN = {"before": "before step {}", "during": "while step {} computes", "after": "after step {}"}
 
 
 @dataclass(frozen=True, slots=True)

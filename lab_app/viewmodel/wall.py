@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from engine.core.replay import State
-from lab_app.viewmodel.moment import Moment
+from lab_app.viewmodel.moment import WHEN, Moment
 from lab_app.viewmodel.palette import Palette
 from lab_app.viewmodel.reasons import counted
 
@@ -47,6 +47,7 @@ class Wall:
     unused_slots: int  # in used blocks: internal fragmentation
     page: int
     num_pages: int
+    when: str  # "after step 7"
 
 
 def wall(moment: Moment, phase: str, num_blocks: int, block_size: int, palette: Palette,
@@ -69,7 +70,7 @@ def wall(moment: Moment, phase: str, num_blocks: int, block_size: int, palette: 
                    marks=(block in written, block in fresh, block in evicted))
              for block in range(first, min(first + PAGE, num_blocks))]
     return Wall(cells, first, num_blocks, block_size, _counts(state, num_blocks), unused, page,
-                num_pages)
+                num_pages, WHEN[phase].format(moment.step))
 
 
 def written_blocks(moment: Moment, block_size: int) -> set[int]:

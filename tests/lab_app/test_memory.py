@@ -1,5 +1,6 @@
 """The block wall and the block-table lens."""
 
+from lab_app.drawing.memory import draw_wall
 from lab_app.viewmodel.lens import lens, slot_text
 from lab_app.viewmodel.moment import moment_at
 from lab_app.viewmodel.wall import PAGE, cell_text, wall, wall_rows
@@ -119,3 +120,11 @@ def test_long_tables_show_their_last_12_blocks():
                             block_size=2, max_model_len=80))
     view = lens(moment_at(run.replayer, 0), "during", "a", 2, run.palette)
     assert (view.hidden, len(view.rows), view.rows[0].logical) == (18, 12, 18)
+
+
+def test_the_wall_says_of_which_moment_it_is():
+    for phase, when in (("before", "before step 3"), ("during", "while step 3 computes"),
+                        ("after", "after step 3")):
+        run = small_run()
+        view = wall(small(3), phase, run.num_blocks, run.block_size, run.palette)
+        assert view.when == when and f"the KV cache {when}" in draw_wall(view, run.palette)

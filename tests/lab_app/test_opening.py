@@ -120,10 +120,12 @@ def test_a_step_that_is_no_number_starts_at_0(step):
     assert place.step == 0 and "is no whole number" in problems[0]
 
 
-def test_an_unknown_request_is_named_and_an_unknown_phase_falls_back():
+def test_an_unknown_request_and_an_unknown_phase_are_named_and_fall_back():
     place, problems = parse_address({"request": "zz", "phase": "never"}, 9, REQUESTS)
     assert place == Address(0, None, "during")
-    assert problems == ["The link selects request 'zz', which is not in this log."]
+    assert problems == ["The link selects request 'zz', which is not in this log.",
+                        "The link asks for the phase 'never'; there are before, during, after: "
+                        "showing during."]
 
 
 def test_suggestions_point_at_the_first_preemption_and_the_first_prefix_hit():
