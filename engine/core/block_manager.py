@@ -6,6 +6,8 @@ The manager is the only one who edits `Request.block_table`, `writable`, `num_pu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.core.batch import Batch
 from engine.core.block_pool import BlockPool, Emit, key_text
 from engine.core.config import SchedulerConfig
@@ -107,15 +109,17 @@ class BlockManager:
         self._extend(request, new)
         return True
 
-    def grow_each(self, requests: list[Request]) -> None:
+    def grow_each(self, requests: Sequence[Request]) -> None:
         """One block more for each (a request may come twice): so many are known to be free. Equals
-        one `grow` after the other."""
+        one `grow` after the other, to the order of the events."""
+        if self._emit is not None:
+            for request in requests:
+                self._extend(request, 1)
+            return
         blocks = self.pool.take(len(requests))
         assert blocks is not None, "asked before"
-        emit, size = self._emit, self.block_size
+        size = self.block_size
         for request, block in zip(requests, blocks):
-            if emit is not None:
-                emit("alloc", request=request.id, blocks=[block], first=len(request.block_table))
             request.block_table.append(block)
             request.writable += size
 

@@ -13,6 +13,7 @@ the same order, and a row leaves the cohort before anything uncommon happens to 
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from engine.core.block_manager import BlockManager
@@ -20,6 +21,9 @@ from engine.core.request import NO_COHORT, Clock, CountedRequest, Request
 
 if TYPE_CHECKING:
     from engine.core.phases import Step
+
+
+_number = attrgetter("number")
 
 
 class Cohort(Clock):
@@ -36,9 +40,10 @@ class Cohort(Clock):
         self.rows: list[CountedRequest] = []
         self._manager = manager
         self._starts: list[int] = []  # num_computed of each row, in steps that are settled
-        # what is due, by the reading of the clock; of rows that have left, too
-        self._grows: dict[int, list[tuple[int, CountedRequest]]] = {}
-        self._ends: list[tuple[int, int, CountedRequest]] = []  # a heap
+        # What is due at which reading of the clock: rows that need a block, and a heap of
+        # (reading, number, row) that reach their limit, or would have had they not left.
+        self._grows: dict[int, list[CountedRequest]] = {}
+        self._ends: list[tuple[int, int, CountedRequest]] = []
         self._number = 0  # of the latest to join: numbers grow in the order of the rows
 
     @property
@@ -63,9 +68,10 @@ class Cohort(Clock):
         self.rows.append(request)
         self._starts.append(computed)
         request.number, request.clock = self._number, self
-        request.num_tokens, request.num_computed = known, computed
         # The step that moves the clock to `tokens` + j computes the row's token known + j - 1.
-        self._expect_growth(request, self.tokens + 2 + request.writable - known)
+        due = request.grows_at = self.tokens + 2 + request.writable - known
+        self._grows.setdefault(due, []).append(request)
+        request.num_tokens, request.num_computed = known, computed
         heappush(self._ends, (self.tokens + request.limit - known, self._number, request))
 
     def leave(self, request: Request) -> None:
@@ -73,6 +79,7 @@ class Cohort(Clock):
         if isinstance(request, CountedRequest) and request.clock is self:
             place = self.rows.index(request)
             del self.rows[place], self._starts[place]
+            self._grows[request.grows_at].remove(request)
             self._let_go(request)
 
     def dissolve(self) -> None:
@@ -87,9 +94,6 @@ class Cohort(Clock):
         known, computed = request.num_tokens, request.num_computed
         request.number, request.clock = 0, NO_COHORT
         request.num_tokens, request.num_computed = known, computed
-
-    def _expect_growth(self, request: CountedRequest, due: int) -> None:
-        self._grows.setdefault(due, []).append((request.number, request))
 
     # ------------------------------------------------------------------ a step
     def schedule(self, step: Step) -> bool:
@@ -126,26 +130,33 @@ class Cohort(Clock):
 
     def advance(self, steps: int) -> None:
         """Do what `steps` more steps do to blocks and counters."""
+        growing: list[Request] = []
         for due in range(self.computed + 1, self.computed + steps + 1):
             if due in self._grows:
-                self._grow(due)
+                growing += self._due(due)
+        self._manager.grow_each(growing)
         self.computed += steps
 
     def _grow(self, due: int) -> bool:
-        """Give a block to each row that needs one when the clock is moved to `due`, in the order of
-        the rows. False, with nothing changed, if so many are not free."""
-        entries = self._grows.pop(due, None)
-        if entries is None:
-            return True
-        entries.sort()
-        entries = [entry for entry in entries if entry[0] == entry[1].number]  # others have left
-        if len(entries) > self._manager.pool.num_free:
-            self._grows[due] = entries
-            return False
-        self._manager.grow_each([request for _, request in entries])
-        later = due + self._manager.block_size
-        if later in self._grows:
-            self._grows[later] += entries
-        else:
-            self._grows[later] = entries
+        """Give a block to each row that needs one when the clock is moved to `due`. False, with
+        nothing changed, if so many are not free."""
+        if due in self._grows:
+            if len(self._grows[due]) > self._manager.pool.num_free:
+                return False
+            self._manager.grow_each(self._due(due))
         return True
+
+    def _due(self, due: int) -> list[CountedRequest]:
+        """The rows that need a block when the clock is moved to `due`, in order. They will need
+        the next one when it has been moved on by a block's size."""
+        rows = self._grows.pop(due)
+        if len(rows) > 1:
+            rows.sort(key=_number)
+        later = due + self._manager.block_size
+        for request in rows:
+            request.grows_at = later
+        if later in self._grows:
+            self._grows[later] += rows
+        else:
+            self._grows[later] = rows
+        return rows

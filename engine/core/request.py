@@ -128,8 +128,11 @@ class Request:
 
     def __new__(cls, request_id: str = "", prompt: Sequence[int] | int = (), *others: Any,
                 **fields: Any) -> Request:
-        counted = cls is Request and isinstance(prompt, int)
-        return object.__new__(CountedRequest if counted else cls)
+        if cls is not Request or not isinstance(prompt, int):
+            return object.__new__(cls)
+        counted = object.__new__(CountedRequest)
+        counted.clock, counted.number, counted.grows_at = NO_COHORT, 0, 0
+        return counted
 
     def __init__(self, request_id: str, prompt: Sequence[int] | int, params: SamplingParams, *,
                  eos_ids: Sequence[int] = (), priority: int = 0, arrival_time: float = 0.0,
@@ -204,12 +207,13 @@ class CountedRequest(Request):
     """A request without token ids. Its two counters are offsets from a clock, which moves all the
     members of a cohort at once (see cohort.py)."""
 
-    __slots__ = ("clock", "number", "_computed", "_tokens")
+    __slots__ = ("clock", "number", "grows_at", "_computed", "_tokens")
 
-    def __init__(self, request_id: str, prompt: int, params: SamplingParams, **fields: Any):
-        self.clock = NO_COHORT
-        self.number = 0  # in its cohort; 0: in none
-        super().__init__(request_id, prompt, params, **fields)
+    clock: Clock
+    number: int  # in its cohort; 0: in none
+    grows_at: int  # reading of the clock at which it needs a block
+    _computed: int
+    _tokens: int
 
     @property
     def in_cohort(self) -> bool:  # type: ignore[override]
