@@ -14,7 +14,7 @@ from engine.core.events import EventLog
 from engine.core.request import Request, SamplingParams
 from engine.outputs import Delta, RequestOutput
 from engine.parallel import become_worker_if_told, with_world
-from engine.prompts import Prompt, as_list, one_each, read_prompt
+from engine.prompts import Prompt, PromptError, as_list, one_each, read_prompt
 from engine.runner.build import build_engine
 from engine.runner.counter_rng import derive_seed
 from engine.runner.session import Session
@@ -38,7 +38,8 @@ class LLM:
                  scheduler_options: dict[str, Any] | None = None, **config: Any):
         self.config = with_world(make_config(str(model), **config))
         become_worker_if_told(self.config)
-        self.engine = build_engine(self.config, log, scheduler_options or {})
+        self.engine = build_engine(self.config, log,
+                                   {} if scheduler_options is None else scheduler_options)
         self._names = count()
 
     @property
@@ -62,9 +63,10 @@ class LLM:
 
         A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids` and,
         if wanted, `cache_salt` and `priority`. One params for all, or one each; they hold alone,
-        and without any the model's own defaults do. RequestError, with nothing run, if a prompt
-        cannot be served; a request that fails while it runs has finish_reason "error" and its
-        `error`.
+        and without any the model's own defaults do. A max_tokens that max_model_len does not leave
+        room for is cut to what it leaves. PromptError (a RequestError), with nothing run, names the
+        first prompt that cannot be served; a request that fails while it runs has finish_reason
+        "error" and its `error`.
         """
         groups = self._submit(as_list(prompts), sampling_params, priority)
         sessions = [session for group in groups for session in group]
@@ -87,8 +89,13 @@ class LLM:
         if self.engine.tokenizer is None:
             raise RequestError(f"chat needs a tokenizer, and {self.config.model} has none")
         one = bool(messages) and isinstance(messages[0], dict)
-        return [self.engine.tokenizer.encode_chat(conversation, chat_template)
-                for conversation in ([messages] if one else messages)]
+        prompts: list[Prompt] = []
+        for index, conversation in enumerate([messages] if one else messages):
+            try:
+                prompts.append(self.engine.tokenizer.encode_chat(conversation, chat_template))
+            except RequestError as error:
+                raise PromptError(index, not one and len(messages) > 1, error) from None
+        return prompts
 
     def stream(self, prompts: Prompt | Sequence[Prompt],
                sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
@@ -139,6 +146,9 @@ class LLM:
             for item in zip(prompts, all_params, priorities, strict=True):
                 groups.append([])
                 self._submit_samples(*item, groups[-1])
+        except RequestError as error:
+            self._close([session for group in groups for session in group])
+            raise PromptError(len(groups) - 1, len(prompts) > 1, error) from None
         except BaseException:
             self._close([session for group in groups for session in group])
             raise

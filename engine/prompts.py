@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from operator import index
 from typing import Any, NamedTuple
@@ -12,6 +13,16 @@ from engine.runner.tokenizer import TextTokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
 DICT_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "priority")
+
+
+class PromptError(RequestError):
+    """A prompt that cannot be served, one of `many` or alone."""
+
+    def __init__(self, index: int, many: bool, error: RequestError):
+        self.index = index  # its place in the list, from 0
+        # Ids are the engine's own; what the user knows is the list.
+        self.reason = re.sub(r"^request \S+: ", "", str(error))
+        super().__init__(f"prompts[{index}]: {self.reason}" if many else self.reason)
 
 
 class PromptInput(NamedTuple):

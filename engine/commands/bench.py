@@ -13,10 +13,12 @@ from rich.table import Table
 
 from engine.benchmark import Figures, Phase, core_ids, measure, set_threads, warm_up
 from engine.commands import options as opt
+from engine.config import make_config
 from engine.core.errors import ConfigError
 from engine.llm import LLM
 from engine.models.config import read_model_config
 from engine.runner.build import cpu_name, library_versions
+from engine.runner.sizing import longest_request
 from engine.step_profile import StepProfile
 from engine.weights.resolve import resolve_model
 from engine.workload import Workload, make_workload, parse_range
@@ -54,12 +56,16 @@ def bench_command(
     if num_seqs < 1:
         raise ConfigError(f"num_seqs={num_seqs} must be at least 1")
     set_threads(num_threads)
+    config = read_model_config(resolve_model(model))
     workload = make_workload(num_seqs, parse_range(input_len, "input_len"),
-                             parse_range(output_len, "output_len"), seed,
-                             read_model_config(resolve_model(model)).vocab_size)
+                             parse_range(output_len, "output_len"), seed, config.vocab_size)
+    able = longest_request(make_config(model), config)
+    check_length(workload, able, f"{config.name} serves {able}:")
     engine.setdefault("max_model_len", workload.longest)
     with LLM(model, log=log, seed=seed, **engine) as llm:
-        check_length(llm, workload)
+        able = llm.engine.scheduler.config.max_model_len
+        check_length(workload, able, f"max_model_len is {able}: raise --max-model-len, and the "
+                                     f"pool with it (--num-kv-blocks, --kv-cache-bytes), or")
         warm_up(llm, workload)
         figures = measure(llm, workload, temperature, profile)
         setup = describe(llm, workload, temperature)
@@ -69,13 +75,12 @@ def bench_command(
         show(Console(highlight=False), setup, figures)
 
 
-def check_length(llm: LLM, workload: Workload) -> None:
-    """ConfigError if the engine would cut the longest request short."""
-    able = llm.engine.scheduler.config.max_model_len
+def check_length(workload: Workload, able: int, limit: str) -> None:
+    """ConfigError if a request of more than `able` tokens is in it. `limit` says whose limit that
+    is, and which options raise it, if any do."""
     if able < workload.longest:
-        raise ConfigError(f"the workload's longest request takes {workload.longest} tokens and "
-                          f"max_model_len is {able}: raise it, and the KV pool with it, or lower "
-                          f"input_len or output_len")
+        raise ConfigError(f"the workload's longest request takes {workload.longest} tokens, prompt "
+                          f"and output together, and {limit} lower --input-len or --output-len")
 
 
 def describe(llm: LLM, workload: Workload, temperature: float) -> dict[str, Any]:

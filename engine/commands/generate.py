@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from engine.commands import options as opt
-from engine.core.errors import ConfigError
+from engine.core.errors import ConfigError, RequestError
 from engine.core.request import SamplingParams
 from engine.llm import LLM
 from engine.outputs import Delta
-from engine.prompts import Prompt
+from engine.prompts import Prompt, PromptError
 
 Number = Annotated[float | None, typer.Option(show_default="the model's own")]
 Count = Annotated[int | None, typer.Option(show_default="the model's own")]
@@ -29,7 +30,8 @@ def generate_command(
     prompt: Prompts = None,
     prompts_file: Annotated[Path | None, typer.Option(help="a prompt a line")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="wrap prompts in the chat template")] = False,
-    max_tokens: int = 64, temperature: Number = None, top_k: Count = None, top_p: Number = None,
+    max_tokens: Annotated[int | None, typer.Option(show_default="64")] = None,
+    temperature: Number = None, top_k: Count = None, top_p: Number = None,
     min_p: Number = None, repetition_penalty: Number = None, n: Samples = 1,
     stop: Annotated[list[str] | None, typer.Option(help="stop string; may be repeated")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
@@ -51,35 +53,60 @@ def generate_command(
 ) -> None:
     """Generate text for one prompt, streamed, or for many, together."""
     engine = opt.engine_options(locals())
-    texts = read_prompts(prompt or [], prompts_file)
+    sources = read_prompts(prompt or [], prompts_file)
+    texts = [source.text for source in sources]
     given: dict[str, Any] = {
-        "max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p,
-        "min_p": min_p, "repetition_penalty": repetition_penalty, "n": n,
+        "max_tokens": 64 if max_tokens is None else max_tokens, "temperature": temperature,
+        "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "n": n,
         "stop": tuple(stop) if stop else None, "ignore_eos": ignore_eos}
     given = {name: value for name, value in given.items() if value is not None}
     SamplingParams(**given)  # a mistake shows before a model is loaded
     with LLM(model, log=log, seed=seed, **engine) as llm:
         params = replace(llm.get_default_sampling_params(), **given)
+        check_reach(max_tokens, llm.engine.scheduler.config.max_model_len)
         prompts: list[Prompt] = list(texts)
-        if chat:
-            prompts = llm.render_chat([[{"role": "user", "content": text}] for text in texts])
-        if len(prompts) == 1 and n == 1:
-            stream_one(llm, prompts[0], params)
-        else:
-            run_many(llm, texts, prompts, params)
+        try:
+            if chat:
+                prompts = llm.render_chat([[{"role": "user", "content": text}] for text in texts])
+            if len(prompts) == 1 and n == 1:
+                stream_one(llm, prompts[0], params)
+            else:
+                run_many(llm, texts, prompts, params)
+        except PromptError as error:
+            where = sources[error.index].where
+            raise RequestError(f"{where}: {error.reason}" if where else error.reason) from None
 
 
-def read_prompts(prompts: list[str], file: Path | None) -> list[str]:
+class Source(NamedTuple):
+    """A prompt, and where the user finds it; "" where there is but one."""
+
+    text: str
+    where: str
+
+
+def check_reach(max_tokens: int | None, longest: int) -> None:
+    """One line if no prompt is short enough for the asked `max_tokens`; it is served all the same,
+    up to `longest` tokens, as people know it from vLLM."""
+    if max_tokens is not None and max_tokens >= longest:
+        warnings.warn(f"max_tokens={max_tokens} cannot be reached: requests end at "
+                      f"max_model_len={longest} tokens, prompt and output together", stacklevel=2)
+
+
+def read_prompts(prompts: list[str], file: Path | None) -> list[Source]:
     """All prompts of the command line. ConfigError if there is none or the file cannot be read."""
+    sources = [Source(text, f"--prompt number {number}" if len(prompts) > 1 or file else "")
+               for number, text in enumerate(prompts, start=1)]
     if file is not None:
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read prompts from {file}: {error}") from None
-        prompts = prompts + [line for line in lines if line.strip()]
-    if not prompts:
+        sources += [Source(line, f"{file}, line {number}")
+                    for number, line in enumerate(lines, start=1) if line.strip()]
+    if not sources:
         raise ConfigError("no prompt: give --prompt TEXT or --prompts-file FILE")
-    return prompts
+    return sources
 
 
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
@@ -111,11 +138,11 @@ def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: Sampling
     total, started, tokens = len(prompts) * params.n, llm.engine.clock(), 0
     parts: dict[tuple[str, int], list[str]] = {}
     errors: dict[tuple[str, int], str] = {}
-    interrupted = False
+    interrupted, deltas = False, llm.stream(prompts, params)  # refuses before a bar is drawn
     with Progress(TextColumn("[progress.description]{task.description}"), BarColumn(),
                   MofNCompleteColumn(), TimeElapsedColumn(), console=console) as progress:
         task = progress.add_task("generating", total=total)
-        for delta in _until_interrupted(llm.stream(prompts, params)):
+        for delta in _until_interrupted(deltas):
             if delta is None:
                 interrupted = True
                 break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -15,9 +17,12 @@ from engine.core.errors import ConfigError
 from engine.footprint import Footprint, parse_size, plan_footprint, size_text
 from engine.layers.shard import ALONE
 from engine.models.config import ModelConfig, read_model_config
+from engine.models.registry import build_model
 from engine.runner.device import pick_device
 from engine.runner.model_runner import parse_dtype
 from engine.runner.sizing import free_memory
+from engine.weights.errors import WeightsError
+from engine.weights.loader import check_weights
 from engine.weights.resolve import resolve_model
 
 
@@ -35,7 +40,8 @@ def memory_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Say what weights, activations, CUDA graphs and KV cache take, and how many requests fit."""
-    config = read_model_config(resolve_model(model))
+    directory = resolve_model(model)
+    config = read_model_config(directory)
     longest = config.max_position_embeddings if request_tokens is None else request_tokens
     for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs),
                         ("max_num_batched_tokens", max_num_batched_tokens),
@@ -53,6 +59,18 @@ def memory_command(
         typer.echo(json.dumps(plan.to_json(), indent=2))
     else:
         show(Console(highlight=False), plan, config, str(chosen)[6:])
+    warn_of_damage(config, directory, chosen)
+
+
+def warn_of_damage(config: ModelConfig, directory: Path, dtype: torch.dtype) -> None:
+    """The sum needs config.json alone, but whoever plans with it wants to load the weights. A
+    directory without any is no mistake: they may be fetched later."""
+    try:
+        if any(directory.glob("*.safetensors*")):
+            with torch.device("meta"):
+                check_weights(build_model(config, ALONE, dtype), directory)
+    except WeightsError as error:
+        warnings.warn(f"{error}; the sum above goes by config.json alone", stacklevel=2)
 
 
 def free_here() -> int:

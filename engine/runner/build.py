@@ -34,6 +34,7 @@ from engine.runner.model_runner import (
     load_model,
     parse_dtype,
 )
+from engine.runner.parts import check_parts
 from engine.runner.pipeline import Pipeline
 from engine.runner.profiling import CudaMeter, profile, read_memory
 from engine.runner.ranks import LeadRunner, LeadScheduler
@@ -46,9 +47,10 @@ def build_engine(config: EngineConfig, log: str | Path | IO[str] | EventLog | No
                  scheduler_options: dict[str, Any]) -> Engine:
     """Load everything. Errors name what is wrong with the model, the settings or the memory.
 
-    `scheduler_options` go to the Scheduler as they are: policy objects, a pool. `log` is a path,
-    an open text file, or an EventLog of the caller's own making.
+    `scheduler_options` go to the Scheduler: policy objects, a pool (see check_parts). `log` is a
+    path, an open text file, or an EventLog of the caller's own making.
     """
+    scheduler_options = check_parts(scheduler_options)
     if config.tensor_parallel_size > 1:
         return _build_parallel(config, log, scheduler_options)
     plan = Plan.make(config, ALONE)

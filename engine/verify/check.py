@@ -10,12 +10,15 @@ import torch
 
 from engine.core.errors import ConfigError
 from engine.core.request import Request, SamplingParams
+from engine.layers.shard import ALONE
 from engine.llm import LLM
 from engine.models.config import read_model_config
+from engine.models.registry import build_model
 from engine.runner.graphs import EagerRecorder
 from engine.verify.faults import plant
 from engine.verify.probe import Divergence, NearTie, Probe
 from engine.verify.reference import Reference, VerifyError
+from engine.weights.loader import check_weights
 from engine.weights.resolve import resolve_model
 
 # Relative to the largest value of a row. transformers normalises in float32 whatever the dtype,
@@ -58,7 +61,8 @@ def verify(model: str, *, num_prompts: int = 6, num_outputs: int = 10, seed: int
 
     Prompts come in chunks, two of them share a prefix, decodes cross block borders and run as CUDA
     graphs do: over static buffers, with padding rows. Stops after
-    the first step that diverges. ConfigError or VerifyError if there is nothing to compare.
+    the first step that diverges. ConfigError, WeightsError or VerifyError if there is nothing to
+    compare.
     """
     if dtype not in TOLERANCES:
         raise ConfigError(f"dtype={dtype!r} is too coarse to tell faults from rounding; verify in "
@@ -69,6 +73,8 @@ def verify(model: str, *, num_prompts: int = 6, num_outputs: int = 10, seed: int
             raise ConfigError(f"{name}={value} must be at least 1")
     directory = resolve_model(model)
     config = read_model_config(directory)
+    with torch.device("meta"):
+        check_weights(build_model(config, ALONE, getattr(torch, dtype)), directory)
     prompts = make_prompts(num_prompts, block_size, config.vocab_size, seed)
     longest = max(map(len, prompts)) + num_outputs
     reference = Reference(directory, getattr(torch, dtype), prompts, num_outputs)

@@ -22,6 +22,21 @@ def load_weights(model: nn.Module, directory: Path) -> None:
     that is missing, unknown to the model, of the wrong shape, or that lies in an unreadable file;
     the model is then unusable.
     """
+    for slot, tensor in _placed(model, directory):
+        end = slot.start + slot.region.shape[slot.dim]
+        part = tensor[:, slot.start : end] if slot.dim == 1 else tensor[slot.start : end]
+        slot.region.copy_(part)
+
+
+def check_weights(model: nn.Module, directory: Path) -> None:
+    """Raise what load_weights() would, reading no weights: `model` may lie on no device (meta)."""
+    for _ in _placed(model, directory):
+        pass
+
+
+def _placed(model: nn.Module, directory: Path) -> Iterator[tuple[Slot, Any]]:
+    """(slot, lazy tensor) of every tensor that the model wants; after them, WeightsError if some
+    are missing."""
     slots = checkpoint_slots(model)
     open_slots = dict.fromkeys(slots)  # an ordered set of names still to come
     tied = "lm_head.weight" not in slots
@@ -35,7 +50,13 @@ def load_weights(model: nn.Module, directory: Path) -> None:
                     f"{path.name} holds {name!r}, which the model has no place for: "
                     f"the weights are not those of this config.json"
                 )
-            _fill(slot, name, tensor, path)
+            shape = tuple(tensor.get_shape())
+            if shape != slot.shape:
+                raise WeightsError(
+                    f"{name!r} in {path.name} has shape {list(shape)}, the model of this "
+                    f"config.json needs {list(slot.shape)}"
+                )
+            yield slot, tensor
             open_slots.pop(name, None)
     if open_slots:
         raise WeightsError(
@@ -106,18 +127,6 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
                 yield name, shard.get_slice(name)
     except (SafetensorError, OSError) as error:
         raise WeightsError(f"{path} is truncated or damaged ({error}): fetch it again") from None
-
-
-def _fill(slot: Slot, name: str, tensor: Any, path: Path) -> None:
-    shape = tuple(tensor.get_shape())
-    if shape != slot.shape:
-        raise WeightsError(
-            f"{name!r} in {path.name} has shape {list(shape)}, the model of this "
-            f"config.json needs {list(slot.shape)}"
-        )
-    end = slot.start + slot.region.shape[slot.dim]
-    part = tensor[:, slot.start : end] if slot.dim == 1 else tensor[slot.start : end]
-    slot.region.copy_(part)
 
 
 def _is_derived(name: str, tied: bool) -> bool:

@@ -76,10 +76,12 @@ def test_json_on_stdout_stands_alone_and_in_a_file_beside_the_table(run, tmp_pat
     (("--output-len", "0:4"), "output_len='0:4' must run from"),
     (("--output-len", "x"), "output_len='x' is no range: write A:B"),
     (("--num-threads", "0"), "num_threads=0 must be at least 1"),
-    (("--input-len", "4000"), "is more than the 2048 tokens that tiny is trained for"),
+    (("--input-len", "4000"), "tokens, prompt and output together, and tiny serves 2048: lower "
+                              "--input-len or --output-len"),
     (("--temperature", "-1"), "temperature=-1.0 must be finite and at least 0"),
     (("--json", "/no/such/folder/x.json"), "cannot write the figures to /no/such/folder/x.json"),
-    (("--max-model-len", "8"), "max_model_len is 8")])
+    (("--max-model-len", "8"), "max_model_len is 8: raise --max-model-len, and the pool with it "
+                               "(--num-kv-blocks, --kv-cache-bytes), or lower --input-len")])
 def test_a_mistake_is_one_sentence(arguments, sentence, run):  # noqa: F811
     status, out, err = run("bench", *SMALL, *arguments)
     assert (status, out) == (2, "")

@@ -76,6 +76,29 @@ def test_a_mistake_is_one_sentence_and_status_2(arguments, sentence, run):
     assert err.count("\n") == 1
 
 
+def test_a_refused_prompt_is_named_as_its_user_knows_it(run, tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("The fox\n\n" + "x" * 3000 + "\n")
+    status, out, err = run("generate", "--prompts-file", str(file), *SMALL)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"error: {file}, line 3: the prompt has ") and err.count("\n") == 1
+    _, _, err = run("generate", "-p", "The fox", "-p", "x" * 3000, *SMALL)
+    assert err.startswith("error: --prompt number 2: the prompt has ")
+    _, _, err = run("generate", "-p", "x" * 3000, *SMALL)
+    assert err.startswith("error: the prompt has ")
+
+
+def test_max_tokens_that_nothing_can_reach_is_one_line_and_goes_as_far_as_it_can(run):
+    status, out, err = run("generate", "-p", "Ada", "--max-tokens", str(10**12), "--ignore-eos",
+                           *SMALL)
+    assert status == 0 and len(out) > 20
+    assert err.startswith(f"warning: max_tokens={10**12} cannot be reached: requests end at "
+                          f"max_model_len=64 tokens, prompt and output together\n")
+    assert "finished by length" in err
+    _, _, err = run("generate", "-p", "Ada", "--max-model-len", "32", "--num-kv-blocks", "8")
+    assert "warning" not in err  # the default is nobody's mistake
+
+
 def test_a_lowered_length_is_one_line_of_warning(run):
     status, _, err = run("generate", "-p", "Ada", "--max-tokens", "2", "--num-kv-blocks", "4")
     assert status == 0

@@ -16,6 +16,7 @@ from engine.core.block_pool import BlockPool
 from engine.core.errors import ConfigError, RequestError, TandemError
 from engine.core.events import read_log
 from engine.core.policies import Fcfs
+from engine.prompts import PromptError
 from engine.runner.sizing import TandemWarning
 from engine.weights.resolve import resolve_model
 
@@ -280,6 +281,38 @@ def test_policy_objects_reach_the_scheduler():
     finished = [delta.request_id for delta in engine.stream([[5], [6], [7]], GREEDY)
                 if delta.finish_reason]
     assert finished == ["r2", "r1", "r0"]
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"bogus": 1}, "scheduler_options has no 'bogus': there are batching, order, preemption, "
+                   "eviction, pool, emit"),
+    ({"evicton": None}, "scheduler_options has no 'evicton': did you mean eviction?"),
+    ({"batching": 3}, "scheduler_options['batching'] must be an object with fill(), refuses(), and "
+                      "3 (int) has no fill()"),
+    ({"order": "sjf"}, "scheduler_options takes objects: for a policy by its name give LLM "
+                       "order='sjf' itself"),
+    ({"order": Fcfs}, "scheduler_options['order'] must be an object, and Fcfs is a class: give "
+                      "Fcfs()"),
+    ({"pool": 7}, "scheduler_options['pool'] must be an object with take(), share(), release(), "
+                  "and 7 (int) has no take()"),
+    ({"emit": 3}, "scheduler_options['emit'] must be a function of (kind, **fields), not 3 (int)"),
+    (5, "scheduler_options must be a dict of objects by name (batching, order, preemption, "
+        "eviction, pool, emit), not 5 (int)")])
+def test_parts_that_cannot_work_are_refused_in_a_sentence(options, sentence):
+    with pytest.raises(ConfigError) as caught:
+        load_tiny(scheduler_options=options)
+    assert str(caught.value) == sentence
+
+
+def test_a_refused_prompt_is_named_by_its_place(llm):
+    with pytest.raises(PromptError, match=r"^prompts\[1\]: the prompt is empty; give at") as one:
+        llm.generate([[5], [], [6]])
+    assert (one.value.index, one.value.reason) == (1, "the prompt is empty; give at least 1 token")
+    with pytest.raises(PromptError, match="^a prompt dict has `prompt` or"):
+        llm.generate({"promt": "x"})
+    with pytest.raises(PromptError, match=r"^prompts\[1\]: the chat template of tiny refuses"):
+        llm.chat([[{"role": "user", "content": "a"}], [{"role": "nobody"}]])
+    assert not llm.engine.sessions
 
 
 def test_a_pool_of_the_users_own_serves_the_engine():

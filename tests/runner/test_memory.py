@@ -96,6 +96,24 @@ def test_the_command_prints_the_arithmetic(run):  # noqa: F811
     assert json.loads(out)["requests"] == 219 and json.loads(out)["activations_are"] == "estimated"
 
 
+def test_damaged_weights_are_one_line_below_the_sum(run, tmp_path, checkpoint, capsys):  # noqa: F811
+    directory, _ = checkpoint("llama")
+    capsys.readouterr()  # transformers' progress bar, if this test made the checkpoint
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    status, out, err = run("memory", "--model", str(tmp_path), "--budget", "64MiB")
+    assert status == 0 and "warning" not in err and "blocks fit" in out  # weights may be fetched later
+    whole = (directory / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:len(whole) // 2])
+    status, out, err = run("memory", "--model", str(tmp_path), "--budget", "64MiB")
+    assert status == 0 and "blocks fit" in out
+    assert "is truncated or damaged" in err and "fetch it again" in err and err.count("\n") == 1
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    config = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 8}))
+    _, _, err = run("memory", "--model", str(tmp_path), "--budget", "64MiB")
+    assert "has shape [32, 48], the model of this config.json needs [32, 8]" in err
+
+
 @pytest.mark.parametrize("arguments, sentence", [
     (("--budget", "1MiB"), "tiny does not fit 1.00 MiB"),
     (("--budget", "much"), "'much' is no amount of memory"),

@@ -131,9 +131,23 @@ def test_a_mistake_is_one_sentence(arguments, sentence, run):  # noqa: F811
 
 def test_a_directory_transformers_cannot_load_is_one_sentence(run, tmp_path, checkpoint):  # noqa: F811
     directory, _ = checkpoint("llama")
-    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    (tmp_path / "model.safetensors").symlink_to(directory / "model.safetensors")
+    config = json.loads((directory / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "id2label": 5}))
     status, _, err = run("verify", "--model", str(tmp_path))
     assert status == 2 and "transformers cannot load" in err and err.count("\n") == 1
+
+
+def test_a_damaged_checkpoint_is_one_sentence_with_the_way_out(run, tmp_path, checkpoint):  # noqa: F811
+    directory, _ = checkpoint("llama")
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    status, _, err = run("verify", "--model", str(tmp_path))
+    assert status == 2 and "has no *.safetensors file" in err
+    whole = (directory / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[:len(whole) // 2])
+    status, _, err = run("verify", "--model", str(tmp_path))
+    assert status == 2 and err.count("\n") == 1
+    assert "is truncated or damaged" in err and err.endswith("fetch it again\n")
 
 
 @pytest.mark.real_model
