@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.core.request import Request
@@ -18,7 +18,7 @@ class Row(NamedTuple):
     samples: bool  # True if it reaches the last known token; a partial chunk draws nothing
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Batch:
     """One step, as decided by Scheduler.schedule().
 
@@ -32,19 +32,29 @@ class Batch:
     """
 
     step: int  # 0, 1, 2, … in the order of schedule() calls
-    requests: list[Request] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    partial: set[int] = field(default_factory=set)  # indices of rows that do not sample
-    copies: list[tuple[int, int]] = field(default_factory=list)
-    swap_outs: list[tuple[int, int]] = field(default_factory=list)
-    swap_ins: list[tuple[int, int]] = field(default_factory=list)
-    preempted: list[Request] = field(default_factory=list)  # lost their blocks in this step
-    published: list[tuple[Request, list[int]]] = field(default_factory=list)  # newly indexed blocks
-    ended: list[Request] = field(default_factory=list)  # ended by an abort when this was scheduled
-    num_tokens: int = 0  # sum of counts
-    overlapped: bool = False  # another batch was in flight between this one's schedule and commit
-    stable: int = 1  # see stable_steps()
+    requests: list[Request]
+    starts: list[int]
+    counts: list[int]
+    partial: set[int]  # indices of rows that do not sample
+    copies: list[tuple[int, int]]
+    swap_outs: list[tuple[int, int]]
+    swap_ins: list[tuple[int, int]]
+    preempted: list[Request]  # lost their blocks in this step
+    published: list[tuple[Request, list[int]]]  # newly indexed blocks
+    ended: list[Request]  # ended by an abort when this was scheduled
+    num_tokens: int  # sum of counts
+    overlapped: bool  # another batch was in flight between this one's schedule and commit
+    stable: int  # see stable_steps()
+
+    def __init__(self, step: int, requests: Sequence[Request] = (), starts: Sequence[int] = (),
+                 counts: Sequence[int] = (), partial: Iterable[int] = ()):
+        self.step = step
+        self.requests, self.starts, self.counts = [*requests], [*starts], [*counts]
+        self.partial = {*partial}
+        self.copies, self.swap_outs, self.swap_ins = [], [], []
+        self.preempted, self.published, self.ended = [], [], []
+        self.num_tokens = sum(counts)
+        self.overlapped, self.stable = False, 1
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -37,7 +37,7 @@ IDEAL = tuned(gemm_flops=1.0, gemm_bandwidth=1.0, prefill_flops=1.0, decode_band
 
 
 def test_a_batch_becomes_the_sums_by_hand():
-    batch = Batch(0, [None] * 3, [100, 0, 64], [1, 50, 16], {2}, num_tokens=67)
+    batch = Batch(0, [None] * 3, [100, 0, 64], [1, 50, 16], {2})
     assert shape_of(batch) == Shape(tokens=67, sampled=2, decodes=1, context=101, chunks=2,
                                     chunk_tokens=66, chunk_context=50 + 80,
                                     chunk_pairs=50 * 51 / 2 + 16 * 64 + 16 * 17 / 2)
@@ -100,7 +100,7 @@ def test_grouped_queries_read_each_kv_head_once():
 @pytest.mark.parametrize("graphs", [True, False])
 def test_the_end_times_of_k_steps_are_those_of_k_single_steps_to_the_last_bit(graphs):
     model = Roofline(LLAMA, H100, graphs=graphs)
-    batch = Batch(0, [None] * 3, [100, 200, 300], [1, 1, 1], num_tokens=3)
+    batch = Batch(0, [None] * 3, [100, 200, 300], [1, 1, 1])
     now = 17.3
     for end in model.end_times(batch, now, 40, math.inf):
         now += model.cost(batch).seconds
@@ -111,7 +111,7 @@ def test_the_end_times_of_k_steps_are_those_of_k_single_steps_to_the_last_bit(gr
 
 def test_end_times_stop_at_the_first_that_is_not_before_the_horizon():
     model = Roofline(LLAMA, H100)
-    batch = Batch(0, [None] * 3, [100, 200, 300], [1, 1, 1], num_tokens=3)
+    batch = Batch(0, [None] * 3, [100, 200, 300], [1, 1, 1])
     free = model.end_times(batch, 0.0, 100, math.inf)
     for horizon in (0.0, 1e-9, free[0], free[6], free[6] + 1e-12, free[98], 1e9):
         ends = model.end_times(batch, 0.0, 100, horizon)

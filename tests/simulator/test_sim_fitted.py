@@ -106,7 +106,7 @@ def test_the_price_is_ideal_times_coefficients_and_its_parts_add_up():
 
 def test_end_times_of_k_steps_are_those_of_k_single_steps_to_the_last_bit():
     model = Fitted(TRUTH, SMOL)
-    batch = Batch(0, [None] * 3, [100, 200, 300], [1, 1, 1], num_tokens=3)
+    batch = Batch(0, [None] * 3, [100, 200, 300], [1, 1, 1])
     now = 3.7
     for end in model.end_times(batch, now, 40, math.inf):
         now += model.cost(batch).seconds
