@@ -124,6 +124,7 @@ class TorchPaged:
         if len(plan.buckets) == 1 and not plan.chunks and isinstance(plan.buckets[0].tokens, slice):
             return self._decode(plan.buckets[0], q, k_cache, v_cache)
         out = torch.empty(q.shape[0], q.shape[1] * q.shape[2], dtype=q.dtype, device=q.device)
+        q = q.contiguous()  # once, and not in each bucket
         for bucket in plan.buckets:
             out[bucket.tokens] = self._decode(bucket, q[bucket.tokens], k_cache, v_cache)
         for chunk in plan.chunks:

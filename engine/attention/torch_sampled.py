@@ -25,7 +25,7 @@ class SampledBucket:
     those of the zero block, and masked."""
 
     tokens: torch.Tensor | slice  # their places in the flat tokens
-    pattern: torch.Tensor  # sparse [rows * heads, cache rows], `width` entries a row, all 0
+    pattern: torch.Tensor  # sparse [rows * heads, cache rows], `width` entries a row
     cache_rows: torch.Tensor  # [rows * heads * width] int32 or int64: the pattern's columns
     ends: torch.Tensor  # [rows * heads + 1], where each (row, head) begins in them
     width: int
@@ -65,11 +65,12 @@ class TorchSampled(TorchPaged):
     def _decode(self, bucket: SampledBucket, q: torch.Tensor, k_cache: torch.Tensor,
                 v_cache: torch.Tensor) -> torch.Tensor:
         heads, dim = self.shape.num_heads, self.shape.head_dim
-        scores = torch.sparse.sampled_addmm(
-            bucket.pattern, q.reshape(-1, dim), k_cache.view(-1, dim).t(), beta=0.0,
-            alpha=dim ** -0.5).values().view(-1, heads, bucket.width)
+        # In place, which saves copying all indices; 0 x the layer before's, which may be a NaN.
+        scores = bucket.pattern.values().zero_().view(-1, heads, bucket.width)
+        torch.sparse.sampled_addmm(bucket.pattern, q.reshape(-1, dim), k_cache.view(-1, dim).t(),
+                                   beta=0.0, alpha=dim ** -0.5, out=bucket.pattern)
         if bucket.mask is not None:
-            scores += bucket.mask
+            scores = scores + bucket.mask
         shares = torch.softmax(scores, -1).view(-1)
         out = torch.embedding_bag(v_cache.view(-1, dim), bucket.cache_rows, bucket.ends,
                                   mode=0, per_sample_weights=shares, include_last_offset=True)[0]

@@ -101,7 +101,7 @@ def test_damaged_weights_are_one_line_below_the_sum(run, tmp_path, checkpoint, c
     capsys.readouterr()  # transformers' progress bar, if this test made the checkpoint
     (tmp_path / "config.json").write_text((directory / "config.json").read_text())
     status, out, err = run("memory", "--model", str(tmp_path), "--budget", "64MiB")
-    assert status == 0 and "warning" not in err and "blocks fit" in out  # weights may be fetched later
+    assert (status, err) == (0, "") and "blocks fit" in out  # weights may be fetched later
     whole = (directory / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:len(whole) // 2])
     status, out, err = run("memory", "--model", str(tmp_path), "--budget", "64MiB")
