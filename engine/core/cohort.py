@@ -13,7 +13,6 @@ the same order, and a row leaves the cohort before anything uncommon happens to 
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from engine.core.block_manager import BlockManager
@@ -21,9 +20,6 @@ from engine.core.request import NO_COHORT, Clock, CountedRequest, Request
 
 if TYPE_CHECKING:
     from engine.core.phases import Step
-
-
-_number = attrgetter("number")
 
 
 class Cohort(Clock):
@@ -149,14 +145,10 @@ class Cohort(Clock):
     def _due(self, due: int) -> list[CountedRequest]:
         """The rows that need a block when the clock is moved to `due`, in order. They will need
         the next one when it has been moved on by a block's size."""
-        rows = self._grows.pop(due)
-        if len(rows) > 1:
-            rows.sort(key=_number)
-        later = due + self._manager.block_size
+        # Nobody is due at `later` yet: a row is due within a block's size of joining. So who joins
+        # from now on comes behind these, as in the order of the rows.
+        rows, later = self._grows.pop(due), due + self._manager.block_size
         for request in rows:
             request.grows_at = later
-        if later in self._grows:
-            self._grows[later] += rows
-        else:
-            self._grows[later] = rows
+        self._grows[later] = rows
         return rows

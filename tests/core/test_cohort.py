@@ -80,6 +80,31 @@ def test_a_failed_row_ends_alone_and_the_others_find_together_again():
     assert [r.id for r in one.cohort.rows] == ["b"] and one.cohort.rows[0].num_tokens == 8
 
 
+def test_an_end_that_will_not_come_bounds_nothing():
+    one = scheduler()
+    submit(one, simulated("a", 6, 3), simulated("b", 6, 30))
+    step(one, 0)
+    one.abort("a")
+    step(one, 0)
+    # b knows 8 of 36 tokens: "a" would have ended in this step
+    assert one.schedule().stable_steps() == 28
+
+
+def test_rows_that_need_a_block_in_the_same_step_get_it_in_their_order():
+    one = scheduler()
+    a, b, c = simulated("a", 4, 20), simulated("b", 8, 20), simulated("c", 12, 20)
+    submit(one, a, b)
+    step(one, 0)  # "a" and "b" are full: they need a block now, and 4 steps later
+    for _ in range(3):
+        step(one, 0)
+    submit(one, c)
+    step(one, 0)  # prefills "c", which needs a block in the next step, as they do
+    before = [len(r.block_table) for r in (a, b, c)]
+    step(one, 0)
+    assert [len(r.block_table) for r in (a, b, c)] == [n + 1 for n in before] == [3, 4, 4]
+    assert a.block_table[-1] < b.block_table[-1] < c.block_table[-1]
+
+
 # --------------------------------------------------------------------------- the same as one by one
 
 class Pair:

@@ -116,8 +116,8 @@ def test_freeing_a_block_nobody_holds_is_our_own_bug():
 
 
 def test_freeing_a_block_twice_in_one_call_is_our_own_bug():
-    twice = pool(2)
-    twice.take(1)
+    twice = pool(4)
+    twice.take(3)
     with pytest.raises(CorruptPool, match="one is freed twice"):
         twice.release([0, 0])
 
@@ -342,6 +342,11 @@ def break_count_of_0(pool: BlockPool) -> None:
     pool.extra[0] = 0
 
 
+def break_one_extra(pool: BlockPool) -> None:
+    pool.take(1)
+    pool.extra = {0: 1, 2: 0}
+
+
 def break_extra(pool: BlockPool) -> None:
     pool.extra[1] = 1
 
@@ -368,6 +373,7 @@ def break_empty_entry(pool: BlockPool) -> None:
     (break_used_and_free, r"used \[0, 3\] and free \[1, 2, 3\] do not partition the 4 blocks"),
     (break_lost, r"used \[\] and free \[1, 2, 3\] do not partition the 4 blocks"),
     (break_count_of_0, r"further references \{0: 0\} of the used blocks \[0\]"),
+    (break_one_extra, r"further references \{0: 1, 2: 0\} of the used blocks \[0, 2\]"),
     (break_extra, r"further references \{1: 1\} of the used blocks \[0\]"),
     (break_index, "disagree"), (break_keys, "disagree"),
     (break_stale_key, "block 3 is indexed, but free as a clean one"),
