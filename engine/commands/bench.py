@@ -16,6 +16,7 @@ from engine.commands import options as opt
 from engine.config import make_config
 from engine.core.errors import ConfigError
 from engine.llm import LLM
+from engine.mistakes import file_sentence
 from engine.models.config import read_model_config
 from engine.runner.build import cpu_name, library_versions
 from engine.runner.sizing import longest_request
@@ -106,7 +107,7 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
     try:
         file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write the figures to {file}: {error.strerror}") from None
+        raise ConfigError(f"the figures are not written: {file_sentence(error, file)}") from None
 
 
 def show(console: Console, setup: dict[str, Any], figures: Figures) -> None:

@@ -16,6 +16,7 @@ from engine.commands import options as opt
 from engine.core.errors import ConfigError, RequestError
 from engine.core.request import SamplingParams
 from engine.llm import LLM
+from engine.mistakes import read_text
 from engine.outputs import Delta
 from engine.prompts import Prompt, PromptError
 
@@ -98,10 +99,7 @@ def read_prompts(prompts: list[str], file: Path | None) -> list[Source]:
     sources = [Source(text, f"--prompt number {number}" if len(prompts) > 1 or file else "")
                for number, text in enumerate(prompts, start=1)]
     if file is not None:
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read prompts from {file}: {error}") from None
+        lines = read_text(file, "a text file with one prompt a line", ConfigError).splitlines()
         sources += [Source(line, f"{file}, line {number}")
                     for number, line in enumerate(lines, start=1) if line.strip()]
     if not sources:

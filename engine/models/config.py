@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.mistakes import file_sentence
 from engine.weights.errors import ModelNotFound, UnsupportedModel
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -122,10 +123,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        raise ModelNotFound(f"{path} cannot be read as JSON: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelNotFound(file_sentence(error, path, "a model's own file")) from None
+    except ValueError as error:
+        where = f" (line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise ModelNotFound(f"{path} is damaged: not JSON{where}; fetch it again") from None
     if not isinstance(value, dict):
-        raise ModelNotFound(f"{path} holds no JSON object")
+        raise ModelNotFound(f"{path} holds no JSON object: fetch it again")
     return value
 
 

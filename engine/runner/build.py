@@ -18,6 +18,7 @@ from engine.core.events import EventLog
 from engine.core.request import SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.layers.shard import ALONE, Shard
+from engine.mistakes import file_sentence
 from engine.models.config import ModelConfig, read_model_config
 from engine.models.generation import read_sampling_defaults
 from engine.models.registry import check_split
@@ -219,7 +220,7 @@ def _open_log(log: str | Path | IO[str] | EventLog | None,
     try:
         return EventLog(log, header)
     except OSError as error:
-        raise ConfigError(f"cannot write the event log {log}: {error.strerror or error}") from None
+        raise ConfigError(f"no event log is written: {file_sentence(error, str(log))}") from None
 
 
 def log_header(scheduler: SchedulerConfig, model: ModelConfig, dtype: torch.dtype,

@@ -102,8 +102,9 @@ def shard_files(directory: Path) -> list[Path]:
             names = sorted(
                 set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             )
-        except (ValueError, KeyError, AttributeError) as error:
-            raise WeightsError(f"{index} is not a safetensors index: {error!r}") from None
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
+            raise WeightsError(f"{index} is damaged: no list of weight files can be read from it; "
+                               f"fetch it again") from None
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
             raise WeightsError(

@@ -67,7 +67,7 @@ def test_chat_asks_through_the_template(run, tmp_path):
     (("-p", "x", "--dtype", "int3"), "dtype='int3' is not known"),
     (("-p", "x", "--attention", "magic"), "attention back end 'magic' is not known"),
     ((), "no prompt: give --prompt TEXT"),
-    (("--prompts-file", "/no/such/file"), "cannot read prompts from /no/such/file"),
+    (("--prompts-file", "/no/such/file"), "/no/such/file is not there, nor is the folder"),
     (("-p", "x" * 3000,), "max_model_len is 64")])
 def test_a_mistake_is_one_sentence_and_status_2(arguments, sentence, run):
     status, out, err = run("generate", *arguments, *SMALL)

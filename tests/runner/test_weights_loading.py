@@ -200,7 +200,7 @@ def test_a_directory_without_a_config_and_one_with_half_a_config_are_named(tmp_p
     with pytest.raises(ModelNotFound, match="no config.json"):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": [')
-    with pytest.raises(ModelNotFound, match="cannot be read as JSON"):
+    with pytest.raises(ModelNotFound, match="not JSON"):
         read_model_config(tmp_path)
 
 
