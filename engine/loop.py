@@ -72,18 +72,31 @@ class EngineLoop:
                 self._settle(batch, result, clock)
             elif due is None or self._settle(due, result, clock):
                 due = batch
-            else:  # what was started on top of a failed step has failed with it
-                self._settle(batch, StepResult([], error=result.error), clock)
+            else:  # what was started on top of a failed step is worth nothing
+                self._undo(batch, clock)
                 due = None
         if due is not None:
             self._settle(due, StepResult([]), clock)
+
+    def _undo(self, batch: Batch, clock: Callable[[], float]) -> None:
+        """Nothing of the batch counts: those of its requests that go on are computed again."""
+        scheduler, log = self.scheduler, self.log
+        if log is not None:
+            log.now = clock()
+            log.emit("time", step=batch.step, seconds=0.0, undone=True)
+        ended = scheduler.undo(batch)
+        if log is not None:
+            log.settle()
+        self._tell(ended)
 
     def _settle(self, batch: Batch, result: StepResult, clock: Callable[[], float]) -> bool:
         """Commit or fail the batch, tell who ended. False if it failed."""
         scheduler, log = self.scheduler, self.log
         if log is not None:
             log.now = clock()
-            log.emit("time", step=batch.step, seconds=result.seconds, **(result.cost or {}))
+            failed = {} if result.error is None else {"error": result.error}
+            log.emit("time", step=batch.step, seconds=result.seconds, **(result.cost or {}),
+                     **failed)
         if result.error is not None:
             ended = scheduler.fail(batch, result.error)
         else:
@@ -91,10 +104,13 @@ class EngineLoop:
                                      stopped=result.stopped)
         if log is not None:
             log.settle()
-        for request in ended:
-            if self.on_finish is not None:
-                self.on_finish(request)
+        self._tell(ended)
         return result.error is None
+
+    def _tell(self, ended: list[Request]) -> None:
+        if self.on_finish is not None:
+            for request in ended:
+                self.on_finish(request)
 
     def _expire(self, now: float) -> None:
         for request in list(self._timed):  # a copy: submit() may append meanwhile

@@ -26,6 +26,9 @@ class RecordedStep:
 
     def failure(self, requests: Sequence[str]) -> str | None:
         """Why the step failed as a whole; None if it did not, or only single rows did."""
+        if self.time is not None and "error" in self.time:
+            return str(self.time["error"])
+        # A log from before the `time` event said so: by what the step's requests ended with.
         errors = [self.finishes[name][1] or "" for name in requests
                   if self.finishes.get(name, ("",))[0] == "error"]
         if not errors or self.withdrew == "after":

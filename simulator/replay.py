@@ -255,7 +255,7 @@ def _result(step: RecordedStep, batch: Batch) -> StepResult:
     """What the executor answered: tokens, rows that failed, texts that reached a stop string."""
     assert step.time is not None
     cost = {name: value for name, value in step.time.items()
-            if name not in ("n", "t", "e", "step", "seconds")} | {"source": "replayed"}
+            if name not in ("n", "t", "e", "step", "seconds", "error")} | {"source": "replayed"}
     seconds = step.time["seconds"]
     failure = step.failure([request.id for request in batch.requests])
     if failure is not None:

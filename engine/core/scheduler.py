@@ -273,16 +273,8 @@ class Scheduler(StepPhases):
     def fail(self, batch: Batch, reason: str) -> list[Request]:
         """The executor raised: nothing of this step was written. Its requests end with an error,
         what it published is withdrawn, and who it swapped out computes again. Under look-ahead,
-        fail the batches scheduled on top of it too. Returns the requests that ended."""
-        self._check_oldest(batch)
-        del self._in_flight[0]
-        self.cohort.dissolve()
-        self.manager.withdraw(batch)
-        if self._emit is not None:
-            self._emit("token", step=batch.step, tokens=[None] * len(batch))
-        for request in batch.preempted:
-            if request.status is SWAPPED:
-                self._forget_swapped(request)
+        undo() the batch scheduled on top of it. Returns the requests that ended."""
+        self._never_was(batch)
         ended: list[Request] = []
         for row in batch.rows:
             if not row.request.finished:
@@ -294,10 +286,35 @@ class Scheduler(StepPhases):
                 ended.append(row.request)
         return batch.ended + ended
 
-    def _forget_swapped(self, request: Request) -> None:
-        """Its copy to the CPU pool was never made: back in line, to be computed again."""
-        self.swapped.remove(request)
-        self.manager.drop_swapped(request)
+    def undo(self, batch: Batch) -> list[Request]:
+        """The step before failed, and this one was scheduled on top of it: nothing of it was
+        written either. Whoever is still there goes back in line, to be computed again. Returns the
+        requests that had ended when it was scheduled."""
+        self._never_was(batch)
+        for request, start in zip(batch.requests, batch.starts):
+            if not request.finished:
+                request.num_computed = start
+                self.running.remove(request)
+                self.manager.free(request, comes_back=True)
+                self._compute_again(request)
+        return batch.ended
+
+    def _never_was(self, batch: Batch) -> None:
+        """Of this batch nothing was written, sampled or swapped out."""
+        self._check_oldest(batch)
+        del self._in_flight[0]
+        self.cohort.dissolve()
+        self.manager.withdraw(batch)
+        if self._emit is not None:
+            self._emit("token", step=batch.step, tokens=[None] * len(batch))
+        for request in batch.preempted:
+            if request.status is SWAPPED:  # its copy to the CPU pool was never made
+                self.swapped.remove(request)
+                self.manager.drop_swapped(request)
+                self._compute_again(request)
+
+    def _compute_again(self, request: Request) -> None:
+        """Back in line, with nothing of it left here."""
         if self._emit is not None:
             self._emit("preempt", request=request.id, mode="recompute",
                        computed=request.num_computed, rolled_back=False)

@@ -124,6 +124,10 @@ class LeadScheduler(Scheduler):
         self.hub.send("fail", (batch.step, reason))
         return super().fail(batch, reason)
 
+    def undo(self, batch: Batch) -> list[Request]:
+        self.hub.send("undo", batch.step)
+        return super().undo(batch)
+
     def reset_prefix_cache(self) -> bool:
         self.hub.send("reset", None)
         return super().reset_prefix_cache()
@@ -225,6 +229,9 @@ class Worker:
     def _fail(self, content: tuple) -> None:
         step, reason = content
         self.scheduler.fail(self.batches.pop(step), reason)
+
+    def _undo(self, step: int) -> None:
+        self.scheduler.undo(self.batches.pop(step))
 
     def _reset(self, _: None) -> None:
         self.scheduler.reset_prefix_cache()

@@ -190,18 +190,38 @@ def test_a_block_whose_last_token_is_in_flight_is_published_when_the_token_is_kn
     assert other.num_hit == 4
 
 
-def test_failing_both_steps_in_flight_withdraws_the_blocks_of_both():
-    one = scheduler(16, 4)
-    mine = request("a", [1, 2, 3, 4], 9)
-    late = request("b", [5, 6, 7, 8], 9)
+def test_the_step_on_top_of_a_failed_one_is_undone_and_its_newcomer_waits_again():
+    recorder = Recorder()
+    one = scheduler(16, 4, emit=recorder)
+    mine, late = request("a", [1, 2, 3, 4], 9), request("b", [5, 6, 7, 8], 9)
     submit(one, mine)
     first = one.schedule()
     submit(one, late)
     second = one.schedule()
+    assert second.requests == [mine, late]
     assert one.fail(first, "boom") == [mine]
-    assert one.fail(second, "boom") == [late]
+    assert one.undo(second) == []
     assert not one.manager.pool.keys and one.manager.pool.num_free == 16
-    assert [(r.num_output, r.finish_reason) for r in (mine, late)] == [(0, "error")] * 2
+    assert mine.finish_reason == "error"
+    assert (late.status, late.num_computed) == (RequestStatus.WAITING, 0)
+    assert events(recorder, "preempt") == [
+        {"e": "preempt", "request": "b", "mode": "recompute", "computed": 0, "rolled_back": False}]
+    run(one)
+    assert (late.num_output, late.finish_reason) == (9, "length")
+
+
+def test_who_shares_what_a_failed_step_was_to_write_is_computed_again():
+    one = scheduler(16, 4)
+    mine, late = request("a", [1, 2, 3, 4, 5], 9), request("b", [1, 2, 3, 4, 6], 9)
+    submit(one, mine)
+    first = one.schedule()
+    submit(one, late)
+    second = one.schedule()
+    assert late.num_hit == 4 and late.block_table[0] == mine.block_table[0]
+    one.fail(first, "boom")
+    one.undo(second)
+    third = one.schedule()
+    assert (third.requests, third.starts, third.counts) == ([late], [0], [5])
 
 
 def test_a_row_that_fails_with_the_next_one_in_flight_counts_no_token():

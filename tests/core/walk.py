@@ -114,19 +114,34 @@ class Walk:
         self.rules.after(batch)
         if self.mirror:
             self.mirror.check()
+        tokens = None
         if fails or doomed:
             self.model.ruin(batch)
-            self.disturbed.update(batch.requests)
-            tokens = None
         else:
             tokens = self.model.execute(batch)
-            if not doomed:
-                self.model.check_index(self.scheduler.manager.pool.keys)
+            self.model.check_index(self.scheduler.manager.pool.keys)
+        if fails and not doomed:
+            self.disturbed.update(batch.requests)
         if self.pending:
             self._settle()
+        if doomed:
+            self._undo(batch)
+            return
         self.pending = (batch, tokens)
         if not self.ahead:
             self._settle()
+
+    def _undo(self, batch: Batch) -> None:
+        """The step before has failed: of this one's requests none ends, but those that were in it.
+        """
+        still = [request for request in batch.requests if not request.finished]
+        self.reached["undone row"] += len(still)
+        self.operations += 1
+        self.returned.update(self.scheduler.undo(batch))
+        assert all(request.status is WAITING and not request.block_table for request in still)
+        self.rules.pools()
+        if self.mirror:
+            self.mirror.check()
 
     def _settle(self) -> None:
         """End the pending step with what its execution brought."""

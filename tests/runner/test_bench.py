@@ -79,7 +79,8 @@ def test_json_on_stdout_stands_alone_and_in_a_file_beside_the_table(run, tmp_pat
     (("--input-len", "4000"), "tokens, prompt and output together, and tiny serves 2048: lower "
                               "--input-len or --output-len"),
     (("--temperature", "-1"), "temperature=-1.0 must be finite and at least 0"),
-    (("--json", "/no/such/folder/x.json"), "figures are not written: /no/such/folder/x.json is not there"),
+    (("--json", "/no/such/folder/x.json"),
+     "figures are not written: /no/such/folder/x.json is not there"),
     (("--max-model-len", "8"), "max_model_len is 8: raise --max-model-len, and the pool with it "
                                "(--num-kv-blocks, --kv-cache-bytes), or lower --input-len")])
 def test_a_mistake_is_one_sentence(arguments, sentence, run):  # noqa: F811

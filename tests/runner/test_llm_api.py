@@ -390,7 +390,7 @@ def test_the_log_tells_the_run_and_its_circumstances(tmp_path):
 
 
 def test_a_log_that_cannot_be_written_is_a_named_error():
-    with pytest.raises(ConfigError, match="no event log is written: /no/such/dir/run.jsonl is not there"):
+    with pytest.raises(ConfigError, match="no event log is written: /no/such/dir/run.jsonl is not"):
         load_tiny(log="/no/such/dir/run.jsonl")
 
 

@@ -14,6 +14,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.core.events import EventLog, read_log
+from engine.core.request import Request
 from engine.runner.model_runner import Prepared
 from simulator.replay import replay
 
@@ -173,8 +174,79 @@ def test_a_row_that_fails_in_flight_ends_its_request_alone():
         assert ends["r2"] == ("length", None) and ids == expected.token_ids
 
 
+@pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("part", ["prepare_step", "launch"])
-def test_a_step_that_raises_ends_what_stands_on_it_and_the_engine_goes_on(part, monkeypatch):
+def test_a_failed_step_ends_its_own_requests_and_no_others(name, part, monkeypatch, tmp_path):
+    prompts, params = workload(seed=1)
+    rng = random.Random(f"{name} {part}")
+    expected = {output.request_id: output.outputs
+                for output in load(**SETTINGS[name]).generate(prompts, params)}
+    log = tmp_path / "run.jsonl"
+    with load(overlap=True, log=log, **SETTINGS[name]) as llm:
+        runner, scheduler = llm.engine.runner, llm.engine.scheduler
+        plain, failed, calls = getattr(runner, part), [], []
+        fatal = sorted(rng.sample(range(2, 40), 3))
+
+        def broken(step, *before):
+            calls.append(step)
+            if len(calls) - 1 in fatal:
+                batch = step if part == "prepare_step" else step.batch
+                failed.append({request.id for request in batch.requests})
+                raise MemoryError("no memory for 3 GiB")
+            return plain(step, *before)
+        monkeypatch.setattr(runner, part, broken)
+        outputs = llm.generate(prompts, params)
+        hit, ended = set().union(*failed), set()
+        for output in outputs:
+            for sample, whole in zip(output.outputs, expected[output.request_id], strict=True):
+                name_of = output.request_id + (f".{sample.index}" if sample.index else "")
+                if sample.finish_reason == "error":
+                    ended.add(name_of)
+                    assert sample.error == "the step failed: MemoryError: no memory for 3 GiB"
+                    assert sample.token_ids == whole.token_ids[:len(sample.token_ids)]
+                else:
+                    assert (sample.token_ids, sample.text, sample.finish_reason) == (
+                        whole.token_ids, whole.text, whole.finish_reason)
+        assert failed and ended and ended <= hit
+        assert scheduler.manager.pool.num_free == scheduler.config.num_blocks
+        assert not llm.engine.sessions
+    report = replay(read_log(log))
+    assert report.identical, report.difference
+
+
+def test_a_newcomer_in_the_step_after_a_failed_one_goes_on(monkeypatch):
+    with load(overlap=True) as llm:
+        expected = llm.generate([[9, 8, 7, 6, 5]], GREEDY)[0].token_ids
+        runner, steps, sessions = llm.engine.runner, [], []
+        prepare, launch = runner.prepare_step, runner.launch
+
+        def prepare_step(batch, before=None):
+            steps.append([request.id for request in batch.requests])
+            if len(steps) == 4:  # scheduled, not started yet: who comes now is in the next step
+                sessions.append(llm.engine.submit(Request("late", [9, 8, 7, 6, 5], GREEDY)))
+            return prepare(batch, before)
+
+        def broken(step):
+            if step.batch.requests and len(failed) == 0 and len(steps) >= 4:
+                failed.append([request.id for request in step.batch.requests])
+                raise MemoryError("no memory for 3 GiB")
+            return launch(step)
+        failed: list[list[str]] = []
+        monkeypatch.setattr(runner, "prepare_step", prepare_step)
+        monkeypatch.setattr(runner, "launch", broken)
+        (early,) = llm.generate([[5, 6]], GREEDY)
+        assert early.finish_reason == "error" and failed == [[early.request_id]]
+        assert steps[4] == [early.request_id, "late"]  # it stood on the one that failed
+        while not sessions[0].done:
+            llm.engine.step()
+        late = sessions[0].output()
+        assert (late.token_ids, late.finish_reason) == (expected, "length")
+        llm.engine.close(sessions[0])
+        assert llm.engine.scheduler.manager.pool.num_free == 64
+
+
+@pytest.mark.parametrize("part", ["prepare_step", "launch"])
+def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(part, monkeypatch):
     with load(overlap=True) as llm:
         (expected,) = llm.generate([[5, 6]], GREEDY)
         plain, calls = getattr(llm.engine.runner, part), []

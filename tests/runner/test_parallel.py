@@ -17,8 +17,12 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.core.batch import Batch
+from engine.core.block_pool import BlockPool
+from engine.core.config import SchedulerConfig
 from engine.core.errors import ConfigError
 from engine.core.events import EventLog
+from engine.core.request import Request
+from engine.core.scheduler import Scheduler
 from engine.hub import RankLost, RanksDisagree
 from engine.layers.shard import ALONE, Collectives, Shard
 from engine.models.config import read_model_config
@@ -248,9 +252,12 @@ def test_a_model_that_cannot_be_split_is_refused_before_a_process_starts(
 
 
 def test_options_that_cannot_be_sent_are_refused(checkpoint):
+    class Mine(BlockPool):
+        """No other process knows it."""
+
     directory, _ = checkpoint("llama")
     with pytest.raises(ConfigError, match="scheduler_options cannot be sent to the other ranks"):
-        LLM(directory, tensor_parallel_size=2, scheduler_options={"pool": lambda: None})
+        LLM(directory, tensor_parallel_size=2, scheduler_options={"pool": Mine(64)})
 
 
 # ------------------------------------------------------------------------------- parts, alone
@@ -323,6 +330,34 @@ def failing_runner(*heard):
     lead = type("Lead", (), {"hub": DeafHub(*heard),
                              "shard": Shard(0, 2, Collectives(None))})()
     return ranks.LeadRunner(Broken(), lead)
+
+
+def test_a_worker_undoes_the_step_on_top_of_a_failed_one_as_rank_0_does():
+    sent = []
+    hub = type("Hub", (), {"send": lambda self, kind, content: sent.append((kind, content))})()
+    config = SchedulerConfig(num_blocks=16, block_size=4, max_model_len=32)
+    lead, follower = ranks.LeadScheduler(hub, config), Scheduler(config)
+    worker = ranks.Worker(None, follower, None)
+    both = []
+    for one, batches in ((lead, {}), (follower, worker.batches)):
+        first, late = Request("a", [1] * 4, SamplingParams()), Request("b", [2] * 4,
+                                                                       SamplingParams())
+        one.submit(first)
+        batches[0] = one.schedule()
+        one.submit(late)
+        batches[1] = one.schedule()
+        both.append((first, late, batches))
+    _, _, mine = both[0]
+    lead.fail(mine[0], "boom")
+    lead.undo(mine[1])
+    ends = [message for message in sent if message[0] in ("fail", "undo")]
+    assert ends == [("fail", (0, "boom")), ("undo", 1)]
+    for kind, content in ends:
+        getattr(worker, "_" + kind)(content)
+    assert not worker.batches
+    assert [(first.finish_reason, late.status.value, late.num_computed)
+            for first, late, _ in both] == [("error", "waiting", 0)] * 2
+    assert ranks.digest(lead.schedule()) == ranks.digest(follower.schedule())
 
 
 def test_a_step_that_fails_on_all_ranks_alike_is_only_a_failed_step():
