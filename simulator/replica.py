@@ -6,6 +6,7 @@ Nothing here decides anything about scheduling.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class Replica:
         self.stops_at = math.inf  # when it will fail
         self.down: str | None = None  # why it has stopped
         self.outstanding = 0  # requests here that have not ended
+        # A step, or several equal ones, from its begin to the ends of each; None between them.
+        self._in_hand: tuple[Batch, float, Sequence[float]] | None = None
         self._work = env.event()  # succeeds when the idle loop gets something to do
         self._process = env.process(self._run())
 
@@ -63,13 +66,18 @@ class Replica:
                 try:
                     yield self._work
                 except simpy.Interrupt:
-                    self._work.succeed()
+                    if scheduler.has_unfinished():  # just arrived
+                        turns = self.loop.steps(self._clock)
+                        self._break_down(turns, next(turns), 0.0)
+                    elif not self._work.triggered:
+                        self._work.succeed()
                     return
             turns = self.loop.steps(self._clock)
             batch = next(turns, None)
             while batch is not None:
                 begin = env.now
                 result, ends = self._execute(batch, begin)
+                self._in_hand = batch, begin, ends
                 try:
                     # End minus begin is exact in floating point here, so `now` becomes the very
                     # end.
@@ -77,13 +85,30 @@ class Replica:
                     if self._horizon() <= env.now:
                         yield env.timeout(0)  # whoever arrives now is seen by this turn
                 except simpy.Interrupt:
+                    whole = self.record_whole_steps()
+                    if whole:
+                        begin = ends[whole - 1]
+                        batch = turns.send(StepResult(result.tokens, steps=whole))
                     self._break_down(turns, batch, env.now - begin)
                     return
                 self.recorder.step(batch, begin, ends)
+                self._in_hand = None
                 try:
                     batch = turns.send(result)
                 except StopIteration:
                     batch = None
+
+    def record_whole_steps(self) -> int:
+        """The run stops now, maybe in the middle of many equal steps. Those that have ended did
+        happen: they are recorded. How many they are."""
+        if self._in_hand is None:
+            return 0
+        batch, begin, ends = self._in_hand
+        self._in_hand = None
+        whole = bisect_left(ends, self.env.now)
+        if whole:
+            self.recorder.step(batch, begin, ends[:whole])
+        return whole
 
     def _break_down(self, turns: Generator[Batch, StepResult, None], batch: Batch, seconds: float
                     ) -> None:

@@ -81,6 +81,8 @@ class World:
             self.stopped = str(stop)
         finally:
             gc.set_threshold(*often)
+        for replica in self.replicas:
+            replica.record_whole_steps()
         if most is not None and self._done < len(self.workload):
             self.stopped = self.stopped or (
                 f"stopped at the bound of {most:,g} s of simulated time, with "

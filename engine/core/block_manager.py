@@ -43,8 +43,10 @@ class BlockManager:
         longest = (request.num_tokens - 1) // size
         # Keys are made a few at a time: a miss at the first block must not hash a long prompt.
         while len(hit) < longest:
-            keys = extend_keys(request, min(len(hit) + 8, longest), size)
-            for key in keys[len(hit):longest]:
+            keys = extend_keys(request, min(len(hit) + 8, longest), size)[len(hit):longest]
+            if not keys:
+                break  # the rest has no keys yet: the request was not submitted
+            for key in keys:
                 block = lookup(key)
                 if block is None:
                     return hit

@@ -276,13 +276,16 @@ def num_given_keys(request: Request, block_size: int) -> int:
 
 def _extend_given_keys(request: Request, num_blocks: int, block_size: int) -> list[Any]:
     """Given keys for the prompt's full blocks, then keys no other request can have: negative
-    numbers, made from the request's place in line. Given keys must not be negative numbers."""
+    numbers, made from the request's place in line: before it has one, there are none of these.
+    Given keys must not be negative numbers."""
     keys = request.keys
     num_blocks = min(num_blocks, request.num_tokens // block_size)
     given = min(num_blocks, num_given_keys(request, block_size))
     if len(keys) < given:
         assert request.own_keys is not None
         keys += request.own_keys[len(keys):given]
+    if request.seq < 0:
+        return keys
     first = -(request.seq + 1 << 32)
     keys += range(first + len(keys), first + num_blocks)
     return keys

@@ -28,9 +28,8 @@ def stable_steps(scheduler: Scheduler, step: Step) -> int:
     """
     batch, cohort = step.batch, scheduler.cohort
     rows = len(batch.requests)
-    if (not rows or not cohort.in_step or rows != len(cohort.rows)
-            or rows != len(scheduler.running) or batch.preempted
-            or batch.overlapped or scheduler.swapped or scheduler.has_news()):
+    if (not cohort.in_step or rows != len(cohort.rows) or rows != len(scheduler.running)
+            or batch.preempted or batch.overlapped or scheduler.swapped or scheduler.has_news()):
         return 1
     if len(scheduler.waiting) and (scheduler.blocked is None or scheduler.order.dynamic
                                    or step.started or scheduler.blocked[1] not in LASTING):

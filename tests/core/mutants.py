@@ -16,6 +16,7 @@ NOTHING = "with nothing to do, doing it changes nothing"
 NEVER = "the other side of this condition is never reached"
 NUMBERS = "only the order of the numbers counts"
 FALSY = "whoever asks takes None for no"
+SAME = "another of the conditions holds then as well"
 UNREAD = "this value is never looked at"
 
 # (where, part of the change's name) -> why no test can tell the difference
@@ -108,9 +109,14 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("scheduler.Scheduler.commit", "del requests[index], results[index] -> pass"): SHORTCUT,
     ("scheduler.Scheduler._commit_tokens", "in request.stop_ids -> if True"): SHORTCUT,
     ("policies.WaitingQueue.refresh", "-> without self._heap"): NOTHING,
-    ("stable.advance", "if first < steps -> if True"): NOTHING,
-    ("stable.advance", "first < steps -> LtE"): NOTHING,
-    ("stable.stable_steps", "-> without rows[0].tokens is not None"): SHORTCUT,
+    ("stable.stable_steps", "steps > 1 and (steps // size + 1) * rows > free -> "): SHORTCUT,
+    ("stable.stable_steps", "(steps // size + 1) * rows > free -> GtE"): SHORTCUT,
+    ("stable.stable_steps", "steps // size -> Mult"): SHORTCUT,
+    ("stable.stable_steps", "1 -> 2 in while steps > 1 and"): SHORTCUT,
+    ("stable.stable_steps", "-> without not cohort.in_step"): SAME,
+    ("stable.stable_steps", "-> without rows != len(scheduler.running)"): SAME,
+    ("stable.stable_steps", "-> without scheduler.has_news()"): SAME,
+    ("stable.stable_steps", "-> without step.started"): SAME,
     ("stable.stable_steps", "-> without batch.preempted"): "then somebody waits or is swapped",
     ("stable.stable_steps", "-> without batch.overlapped"): "Batch.stable_steps() says 1 then",
     ("stable.stable_steps", "-> without scheduler.blocked is None"): "then the step preempted: 1",

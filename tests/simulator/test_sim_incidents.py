@@ -136,6 +136,21 @@ def test_a_failure_is_seen_at_the_same_step_whether_steps_are_made_one_by_one_or
     assert many.timings.first == single.timings.first and many.timings.last == single.timings.last
 
 
+@pytest.mark.parametrize(("work", "settings"), [
+    (poisson(0.8, 12, ONE, parse_lengths("400:4000"), seed=5), {"failures": [(1, 9.0)]}),
+    (poisson(float("inf"), 4, ONE, parse_lengths("5000")), {"bounds": Bounds(max_seconds=6.0)}),
+    (poisson(0.5, 40, ONE, parse_lengths("3000")), {"bounds": Bounds(max_queue=3)}),
+    (poisson(float("inf"), 10, ONE, parse_lengths("200")), {"failures": [(0, 0.0)]}),
+    (closed_loop(4, 20, ONE, parse_lengths("200")), {"failures": [(0, 0.0)]})])
+def test_what_ends_many_steps_at_once_in_their_middle_loses_none_that_had_ended(work, settings):
+    # with a log each step is made by itself
+    many, single = (simulate(work, SMOL, L4, {"max_num_seqs": 2, "max_model_len": 8000},
+                             replicas=2, router="round_robin", keep_events=keep, **settings)
+                    for keep in (False, True))
+    assert many.timings == single.timings and many.metrics == single.metrics
+    assert many.metrics.steps > 20 and many.stopped == single.stopped
+
+
 @pytest.mark.parametrize("work", [
     poisson(2.0, 20, ONE, parse_lengths("3")), closed_loop(3, 20, ONE, parse_lengths("3")),
     chats(2.0, 5, ONE, parse_lengths("3"))], ids=["open", "closed", "chats"])

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 from sim_helpers import Price, world
 
-from engine.core.events import EventLog
+from engine.core.events import EventLog, LoadedLog
 from simulator.api import simulate
 from simulator.cost import Roofline
 from simulator.errors import WorkloadError
@@ -15,6 +15,7 @@ from simulator.hardware import load_hardware
 from simulator.lengths import lognormal, parse_lengths
 from simulator.metrics import compute_metrics, metrics_from_log
 from simulator.modelspec import load_model
+from simulator.replay import replay
 from simulator.timings import COMPLETED
 from simulator.workload import closed_loop, fixed_list, poisson
 
@@ -180,6 +181,15 @@ def test_replicas_share_the_work_and_every_request_ends(router):
     steps = [replica.loop.scheduler.num_steps for replica in run.replicas]
     assert min(steps) > 0.5 * max(steps)
     assert all(replica.outstanding == 0 for replica in run.replicas)
+
+
+def test_longest_prefix_finds_nothing_where_nothing_is_shared():
+    run = simulate(poisson(20.0, 150, parse_lengths("100:900"), parse_lengths("50:300"), seed=1),
+                   SMOL, L4, {"num_blocks": 150, "max_model_len": 2048}, replicas=2,
+                   router="longest_prefix", keep_events=True)
+    assert run.metrics.preemptions > 20 and run.prefix_hit_rate == 0.0
+    for events in run.logs:
+        assert replay(LoadedLog(run.header, events)).identical
 
 
 def test_round_robin_alternates_and_least_loaded_avoids_the_busy_one():
