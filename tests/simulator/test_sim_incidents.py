@@ -22,7 +22,7 @@ from simulator.modelspec import load_model
 from simulator.replay import replay
 from simulator.router import make_router
 from simulator.timings import COMPLETED, FAILED
-from simulator.workload import closed_loop, poisson
+from simulator.workload import closed_loop, fixed_list, poisson
 from simulator.world import World
 
 ONE, SOME = parse_lengths("1"), parse_lengths("20:60")
@@ -137,7 +137,7 @@ def test_a_failure_is_seen_at_the_same_step_whether_steps_are_made_one_by_one_or
 
 
 @pytest.mark.parametrize(("work", "settings"), [
-    (poisson(0.8, 12, ONE, parse_lengths("400:4000"), seed=5), {"failures": [(1, 9.0)]}),
+    (fixed_list([(0.0, 100, 400), (0.5, 100, 4000)]), {"failures": [(1, 3.0)]}),
     (poisson(float("inf"), 4, ONE, parse_lengths("5000")), {"bounds": Bounds(max_seconds=6.0)}),
     (poisson(0.5, 40, ONE, parse_lengths("3000")), {"bounds": Bounds(max_queue=3)}),
     (poisson(float("inf"), 10, ONE, parse_lengths("200")), {"failures": [(0, 0.0)]}),
