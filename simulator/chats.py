@@ -12,8 +12,9 @@ from random import Random
 
 from simulator.errors import WorkloadError
 from simulator.lengths import Draw
-from simulator.workload import LONGEST, Workload
+from simulator.workload import LONGEST, MOST_REQUESTS, Workload
 
+LONGEST_CHAT = 1 << 24  # tokens of a conversation: beyond, its token ids would be the next one's
 ANSWER = 0  # the token id of every simulated output token; prompts never use it
 
 
@@ -47,10 +48,12 @@ def chats(rate: float, conversations: int, inputs: Draw, outputs: Draw, *, turns
     `inputs` draws what the user adds in a turn, `outputs` the answer; the next turn follows `think`
     seconds (exponential) after the answer. WorkloadError for what cannot be.
     """
-    for name, value, least in (("conversations", conversations, 1), ("turns", turns, 1),
-                               ("system prompt", system, 0)):
-        if value < least:
-            raise WorkloadError(f"the number of {name} is {value}, must be at least {least}")
+    for name, value, least, most in (("conversations", conversations, 1, MOST_REQUESTS),
+                                     ("turns", turns, 1, MOST_REQUESTS // max(conversations, 1)),
+                                     ("system prompt tokens", system, 0, LONGEST_CHAT)):
+        if not least <= value <= most:
+            raise WorkloadError(f"the number of {name} is {value}, must be from {least} to "
+                                f"{most:,}")
     if not rate > 0 or not 0 <= think * turns <= LONGEST:
         raise WorkloadError(f"chats need a rate above 0 and a think time of at least 0, with "
                             f"{turns} turns at most {LONGEST / max(turns, 1):g} s, got "
@@ -74,5 +77,9 @@ def chats(rate: float, conversations: int, inputs: Draw, outputs: Draw, *, turns
             answers.append(answer)
             of.append(number)
             history += new + answer
+            if history > LONGEST_CHAT:
+                raise WorkloadError(f"a chat becomes {history:,} tokens long, and at most "
+                                    f"{LONGEST_CHAT:,} can be told apart: take shorter lengths or "
+                                    f"fewer turns")
     made = Chats(ranges, system, said, answers, pauses, of)
     return Workload(f"{conversations:,} chats of {turns} turns", at, prompts, answers, chats=made)

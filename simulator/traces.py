@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 from engine.mistakes import FILE_ERRORS, file_sentence
 from simulator.blockkeys import HashIds, find_hash_block
 from simulator.errors import WorkloadError
+from simulator.lengths import LONGEST_LENGTH
 from simulator.workload import Workload
 
 # Column names, in lower case, of: Azure 2023 and 2024; BurstGPT; Vidur; Mooncake; plain.
@@ -27,9 +28,6 @@ KNOWN = {
     "output": ("generatedtokens", "response tokens", "num_decode_tokens", "output_length",
                "output_len", "output_tokens", "output"),
 }
-
-
-LONGEST = 2**31 - 1  # tokens
 
 
 class _Row(NamedTuple):
@@ -151,8 +149,8 @@ def _length(text: str | int, name: str) -> int:
         value = int(text)
     except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{name}={text!r} is not a whole number") from None
-    if isinstance(text, bool) or not 1 <= value <= LONGEST or value != float(text):
-        raise ValueError(f"{name}={text} must be a whole number from 1 to {LONGEST:,}")
+    if isinstance(text, bool) or not 1 <= value <= LONGEST_LENGTH or value != float(text):
+        raise ValueError(f"{name}={text} must be a whole number from 1 to {LONGEST_LENGTH:,}")
     return value
 
 

@@ -9,13 +9,14 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from simulator.errors import WorkloadError
-from simulator.lengths import Draw
+from simulator.lengths import LONGEST_LENGTH, Draw
 from simulator.words import spell
 
 if TYPE_CHECKING:
     from simulator.chats import Chats
 
 LONGEST = 1e9  # seconds of a workload: float64 still counts 0.1 us then
+MOST_REQUESTS = 100_000_000  # their columns alone take 2.4 GB
 
 # Keys of the full prompt blocks of request `index` for an engine with `block_size`.
 BlockKeys = Callable[[int, int], Sequence[int]]
@@ -35,10 +36,10 @@ class Workload:
     notes: list[str] = field(default_factory=list)  # what reading it changed, for the user
 
     def __post_init__(self) -> None:
-        if self.span > LONGEST:
+        if not self.span <= LONGEST:  # or not a number: inf - inf
             raise WorkloadError(
                 f"{self.name}: the last of {len(self):,} requests would arrive "
-                f"{self.span:.3g} s after the first, and beyond {spell(LONGEST)} no clock tells "
+                f"after {self.at[-1]:.3g} s, and beyond {spell(LONGEST)} no clock tells "
                 f"their milliseconds: raise the rate, or ask for fewer requests")
 
     def __len__(self) -> int:
@@ -122,9 +123,11 @@ def fixed_list(requests: Iterable[tuple[float, int, int]], name: str = "list") -
     if not rows:
         raise WorkloadError("a workload needs at least one request")
     for index, (at, prompt, output) in enumerate(rows):
-        if not (0 <= at < float("inf")) or prompt < 1 or output < 1:
+        if not (0 <= at < float("inf")) or not all(1 <= length <= LONGEST_LENGTH
+                                                   for length in (prompt, output)):
             raise WorkloadError(f"request {index} is ({at:g} s, prompt {prompt}, output {output}): "
-                                f"the time must be at least 0, the lengths at least 1")
+                                f"the time must be at least 0, the lengths from 1 to "
+                                f"{LONGEST_LENGTH:,}")
     rows.sort(key=lambda row: row[0])
     return Workload(name, array("d", (row[0] for row in rows)),
                     array("q", (row[1] for row in rows)), array("q", (row[2] for row in rows)))
@@ -143,7 +146,7 @@ def poisson(rate: float, count: int, inputs: Draw, outputs: Draw, *, seed: int =
     gaps = Random(f"{seed}:arrivals")
     at, now = array("d"), 0.0
     for _ in range(count):
-        if rate != float("inf"):
+        if rate * burstiness != float("inf"):
             now += (gaps.expovariate(rate) if burstiness == 1.0
                     else gaps.gammavariate(burstiness, 1 / (rate * burstiness)))
         at.append(now)
@@ -155,11 +158,11 @@ def poisson(rate: float, count: int, inputs: Draw, outputs: Draw, *, seed: int =
 def closed_loop(users: int, count: int, inputs: Draw, outputs: Draw, *, think: float = 0.0,
                 seed: int = 0) -> Workload:
     """`count` requests from `users` who each wait for their answer, then think (exponential)."""
-    if users < 1 or not 0 <= think * count <= LONGEST:
-        raise WorkloadError(f"a closed loop needs at least 1 user and a think time of at least 0, "
-                            f"with {count:,} requests at most {LONGEST / max(count, 1):g} s, "
-                            f"got {users} and {think:g}")
     _check_generator(1.0, count, 1.0)
+    if not 1 <= users <= MOST_REQUESTS or not 0 <= think * count <= LONGEST:
+        raise WorkloadError(f"a closed loop needs from 1 to {MOST_REQUESTS:,} users and a think "
+                            f"time of at least 0, with {count:,} requests at most "
+                            f"{LONGEST / count:g} s, got {users} and {think:g}")
     prompts, answers = _draw_lengths(count, inputs, outputs, seed)
     draw = (lambda rng: rng.expovariate(1 / think)) if think else (lambda rng: 0.0)
     return Workload(f"closed loop of {users}", array("d", bytes(8 * count)), prompts, answers,
@@ -175,7 +178,8 @@ def _draw_lengths(count: int, inputs: Draw, outputs: Draw, seed: int) -> tuple[a
 def _check_generator(rate: float, count: int, burstiness: float) -> None:
     if not rate > 0:
         raise WorkloadError(f"the rate is {rate:g} requests a second, must be above 0")
-    if count < 1:
-        raise WorkloadError(f"the number of requests is {count}, must be at least 1")
-    if not 0 < burstiness < float("inf"):
-        raise WorkloadError(f"the burstiness is {burstiness:g}, must be above 0")
+    if not 1 <= count <= MOST_REQUESTS:
+        raise WorkloadError(f"the number of requests is {count}, must be from 1 to "
+                            f"{MOST_REQUESTS:,}")
+    if not 1e-6 <= burstiness <= 1e6:
+        raise WorkloadError(f"the burstiness is {burstiness:g}, must be from 1e-06 to 1e+06")

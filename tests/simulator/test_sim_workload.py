@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import statistics
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from simulator.chats import chats
 from simulator.errors import WorkloadError
 from simulator.lengths import empirical, parse_lengths
 from simulator.workload import closed_loop, fixed_list, poisson
@@ -46,7 +50,6 @@ def test_rate_inf_sends_everything_at_time_0():
 
 
 def test_length_forms():
-    from random import Random
     rng = Random(0)
     assert parse_lengths("512")(rng) == 512
     assert {parse_lengths("2:4")(rng) for _ in range(99)} == {2, 3, 4}
@@ -57,10 +60,22 @@ def test_length_forms():
     assert {empirical([3, 9])(rng) for _ in range(50)} == {3, 9}
 
 
+@given(mean=st.floats(1, 2**31 - 1), sigma=st.floats(0, 100), most=st.integers(1, 2**31 - 1))
+@settings(max_examples=50, deadline=None)
+def test_every_lognormal_that_is_taken_draws_lengths_within_its_bounds(mean, sigma, most):
+    draw, rng = parse_lengths(f"lognormal:{mean!r}:{sigma!r}:{most}"), Random(0)
+    assert all(1 <= draw(rng) <= most for _ in range(20))
+
+
 @pytest.mark.parametrize("text, words", [
-    ("0", "must be at least 1"), ("9:3", "1 <= A <= B"), ("abc", "none of: N"),
-    ("1:2:3", "none of"), ("lognormal:5", "none of"), ("lognormal:0:1", "mean >= 1"),
-    ("", "none of"), ("-3", "at least 1")])
+    ("0", "must be from 1"), ("9:3", "1 <= A <= B"), ("abc", "none of: N"),
+    ("1:2:3", "none of"), ("lognormal:5", "none of"), ("lognormal:0:1", "MEAN and MAX from 1"),
+    ("", "none of"), ("-3", "from 1 to 2,147,483,647"), ("9" * 21, "from 1 to 2,147,483,647"),
+    ("1:" + "9" * 21, "B <= 2,147,483,647"), ("9" * 5000, "none of"),
+    ("lognormal:1e308:9", "got 1e+308, 9"), ("lognormal:inf:1", "got inf, 1"),
+    ("lognormal:9:nan", "got 9, nan"), ("lognormal:9:1e200", "SIGMA from 0 to 100"),
+    ("lognormal:9:1:inf", "and inf"), ("lognormal:9:1:nan", "and nan"),
+    ("lognormal:9:1:1e30", "MAX from 1 to 2,147,483,647"), ("lognormal:9:1:2:3", "none of")])
 def test_a_wrong_length_names_itself_and_the_forms(text, words):
     with pytest.raises(WorkloadError) as error:
         parse_lengths(text, "--input-len")
@@ -74,7 +89,12 @@ def test_a_wrong_length_names_itself_and_the_forms(text, words):
     lambda: closed_loop(2, 5, ONE, ONE, think=-1.0), lambda: fixed_list([]),
     lambda: fixed_list([(0.0, 0, 5)]), lambda: fixed_list([(-1.0, 5, 5)]),
     lambda: fixed_list([(float("nan"), 5, 5)]), lambda: fixed_list([(0.0, 1, 1)]).first(0),
-    lambda: fixed_list([(0.0, 1, 1)]).faster(0.0)])
+    lambda: fixed_list([(0.0, 1, 1)]).faster(0.0), lambda: fixed_list([(0.0, 10**30, 1)]),
+    lambda: poisson(1e-320, 5, ONE, ONE), lambda: poisson(1.0, 10**30, ONE, ONE),
+    lambda: poisson(1.0, 5, ONE, ONE, burstiness=1e308), lambda: closed_loop(10**30, 5, ONE, ONE),
+    lambda: closed_loop(2, 10**30, ONE, ONE), lambda: chats(1.0, 10**30, ONE, ONE),
+    lambda: chats(1.0, 5, ONE, ONE, turns=10**30), lambda: chats(1.0, 5, ONE, ONE, system=10**30),
+    lambda: chats(1.0, 5, parse_lengths("9000000"), ONE, turns=2)])
 def test_a_generator_that_cannot_work_says_so_in_one_sentence(call):
     with pytest.raises(WorkloadError) as error:
         call()
