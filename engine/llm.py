@@ -19,6 +19,8 @@ from engine.runner.build import build_engine
 from engine.runner.counter_rng import derive_seed
 from engine.runner.session import Session
 
+_BEGUN = Delta("", 0, "", ())
+
 
 class LLM:
     """A model ready to generate. Several may live in one process.
@@ -101,9 +103,12 @@ class LLM:
                sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
                priority: int | Sequence[int] = 0) -> Iterator[Delta]:
         """Yield what each step adds to each prompt, as it comes; the joined texts of a prompt's
-        deltas are its text. Submits at once; ending the iteration early aborts what still runs."""
+        deltas are its text. Submits at once; closing or dropping the iterator, also one that nobody
+        has asked for a delta, aborts what still runs."""
         groups = self._submit(as_list(prompts), sampling_params, priority)
-        return self._deltas([session for group in groups for session in group])
+        deltas = self._deltas([session for group in groups for session in group])
+        next(deltas)
+        return deltas
 
     def close(self) -> None:
         """Finish the log and end the other ranks. The engine may not be used any more."""
@@ -124,6 +129,7 @@ class LLM:
     def _deltas(self, sessions: list[Session]) -> Iterator[Delta]:
         waiting = list(sessions)
         try:
+            yield _BEGUN  # stream() takes it: a generator that has not begun would not clean up
             while waiting:
                 for session in waiting:
                     while session.inbox:
@@ -175,6 +181,8 @@ class LLM:
                              [session.output() for session in group], first.num_hit)
 
     def _close(self, sessions: list[Session]) -> None:
+        if self.engine.closed:
+            return  # it took all of them with it
         for session in sessions:
             if not session.done:
                 self.engine.abort(session.request.id)

@@ -178,6 +178,25 @@ def test_a_stream_left_early_aborts_its_request(llm):
     assert not llm.engine.scheduler.has_unfinished()
 
 
+@pytest.mark.parametrize("let_go", [lambda streams: streams.pop().close(), list.clear])
+def test_a_stream_that_nobody_reads_takes_its_request_with_it(let_go, llm):
+    streams = [llm.stream(PROMPTS[0], SamplingParams(max_tokens=400, ignore_eos=True))]
+    llm.generate(PROMPTS[1], GREEDY)  # the stream's request decodes beside it
+    let_go(streams)
+    assert not llm.engine.scheduler.has_unfinished()
+    steps = llm.engine.scheduler.num_steps
+    llm.generate(PROMPTS[1], GREEDY)
+    assert llm.engine.scheduler.num_steps - steps <= GREEDY.max_tokens + 1
+
+
+def test_a_stream_let_go_after_its_engine_closed_leaves_the_engine_alone():
+    with load_tiny() as engine:
+        stream = engine.stream(PROMPTS[0], GREEDY)
+    steps = engine.engine.scheduler.num_steps
+    stream.close()
+    assert engine.engine.scheduler.num_steps == steps
+
+
 def test_the_last_delta_of_an_aborted_request_says_so(llm):
     reasons = []
     for delta in llm.stream(PROMPTS[0], SamplingParams(max_tokens=400, ignore_eos=True)):
