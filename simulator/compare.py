@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.core.events import LoadedLog
 from simulator.api import Simulation, simulate
 from simulator.cost import CostModel
 from simulator.errors import ReplayError
-from simulator.fromlog import occupancy, workload_from_log
+from simulator.fromlog import incomplete_of, occupancy, workload_from_log
 from simulator.hardware import Hardware
 from simulator.metrics import LATENCIES, Metrics, compute_metrics
 from simulator.modelspec import ModelSpec, from_header
 from simulator.replay import config_of
-from simulator.timings import Timings, timings_from_log
+from simulator.timings import COMPLETED, FAILED, Timings, timings_from_log
+
+OF_REQUESTS = ("ttft", "tpot", "e2el")  # figures of completed requests, whatever the others did
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,14 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both runs, and their figures side by side."""
+    """Both runs, and their figures side by side, of requests that the real run completed."""
 
     figures: list[Figure]
     real: Timings
     simulation: Simulation
     real_curves: dict[str, list[float]]
     simulated_curves: dict[str, list[float]]
+    notes: list[str]  # what cannot be compared
 
 
 def compare(log: LoadedLog, name: str, hardware: Hardware,
@@ -49,7 +52,9 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
     """Simulate a log's workload with its own configuration and put both runs side by side.
 
     `make_cost(model, block_size)` builds the cost model; without it the roofline of `hardware`
-    prices the steps. ReplayError or WorkloadError if the log holds no run.
+    prices the steps. Only requests that the real run completed count, on both sides; where the
+    log's end cuts some off, the whole run's figures are left out. ReplayError or WorkloadError if
+    the log holds no run, or completed nothing.
     """
     config = config_of(log.header)
     if not isinstance(log.header.get("model"), dict):
@@ -61,8 +66,31 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
     assert simulation.events is not None
     real = timings_from_log(log.events)
     curves = [occupancy(events, config.num_blocks) for events in (log.events, simulation.events)]
-    figures = _figures(compute_metrics(real), simulation.metrics, *curves)
-    return Comparison(figures, real, simulation, *curves)
+    incomplete, cut = incomplete_of(log)
+    if COMPLETED not in real.state:
+        raise ReplayError(f"{name}: none of its {len(real):,} requests was completed, so there is "
+                          f"nothing to compare: give the log of a run that went on longer")
+    figures = _figures(compute_metrics(real), _without(incomplete, simulation), *curves)
+    notes = []
+    if incomplete or cut:
+        notes.append(f"{sum(state == COMPLETED for state in real.state):,} of {len(real):,} "
+                     f"requests were completed in the real run: the latencies of both sides are "
+                     f"theirs")
+    if cut:
+        notes.append(f"the log ends before {cut:,} requests do: ITL and the figures of the whole "
+                     f"run (duration, throughput, steps, preemptions, kv) are not compared")
+        figures = [figure for figure in figures if figure.name.startswith(OF_REQUESTS)]
+    return Comparison(figures, real, simulation, *curves, notes)
+
+
+def _without(incomplete: Sequence[int], simulation: Simulation) -> Metrics:
+    """The simulated figures; requests that the real run did not complete count as failed."""
+    if not incomplete:
+        return simulation.metrics
+    state = bytearray(simulation.timings.state)
+    for index in incomplete:
+        state[index] = FAILED
+    return compute_metrics(replace(simulation.timings, state=state))
 
 
 def _figures(real: Metrics, simulated: Metrics, real_curves: dict[str, list[float]],

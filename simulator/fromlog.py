@@ -21,10 +21,8 @@ def workload_from_log(log: LoadedLog, name: str) -> Workload:
     be turned again (an offline run submits all of them first) arrive when it was. WorkloadError if
     no request is left.
     """
-    arrived = _arrivals(log.events)
-    outputs = {name: count for name, count in _outputs(log.events).items() if name in arrived}
-    kept = sorted((event for request, event in arrived.items() if outputs.get(request)),
-                  key=lambda event: event["at"])
+    arrived, outputs = _arrivals(log.events), _outputs(log.events)
+    kept = _kept(arrived, outputs)
     if not kept:
         raise WorkloadError(f"{name}: no request of the log produced a token")
     left = len(arrived) - len(kept)
@@ -42,6 +40,24 @@ def workload_from_log(log: LoadedLog, name: str) -> Workload:
         array("q", (outputs[event["request"]] for event in kept)),
         TokenKeys(contents, salts) if tokens else GivenKeys(contents, size),
         notes=notes)
+
+
+def _kept(arrived: Mapping[str, dict[str, Any]], outputs: Mapping[str, int]
+          ) -> list[dict[str, Any]]:
+    """The arrivals with output, in the order of the workload."""
+    return sorted((event for request, event in arrived.items() if outputs.get(request)),
+                  key=lambda event: event["at"])
+
+
+def incomplete_of(log: LoadedLog) -> tuple[list[int], int]:
+    """Requests of `workload_from_log` that the real run did not complete (aborted, failed, or not
+    over when the log ends); and how many requests, with output or not, the log's end cut off."""
+    ends = {event["request"]: event["reason"] for event in log.events if event["e"] == "finish"}
+    arrived = _arrivals(log.events)
+    kept = _kept(arrived, _outputs(log.events))
+    return ([index for index, event in enumerate(kept)
+             if ends.get(event["request"]) not in ("stop", "length")],
+            sum(request not in ends for request in arrived))
 
 
 def _arrivals(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -19,19 +19,26 @@ from simulator.hardware import load_hardware
 _SECONDS = ("ttft", "tpot", "itl", "e2el")
 Html = Annotated[Path | None, typer.Option("--html", help="write overlaid curves here")]
 
+Device = Annotated[str | None, typer.Option("--hardware", help="known name or your own file.toml",
+                                            show_default="h100")]
+
 
 @plain_errors
 def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")],
-            cost: opt.Cost = None, hardware: opt.Device = "h100", html: Html = None,
+            cost: opt.Cost = None, hardware: Device = None, html: Html = None,
             json_out: opt.Json = None) -> None:
     """Simulate a real run's workload freely and print both runs' figures with signed errors."""
     check_places(html, json_out)
-    make_cost = cost_maker(cost)
+    make_cost, priced = cost_maker(cost), []
+    if cost is None and hardware is None:
+        priced.append("steps are priced for an h100, because neither --cost nor --hardware is "
+                      "given: calibrate makes a machine file of yours")
+    hardware = hardware or "h100"
     loaded = read_run(log)
     with progress("simulating") as update:
         result = compare_runs(loaded, log.name, load_hardware(hardware), make_cost,
                               on_progress=update)
-    for note in result.simulation.notes:
+    for note in (*priced, *result.simulation.notes, *result.notes):
         out.print(f"note: {note}", markup=False)
     out.print(_table(result.figures, f"{log.name} against {cost or hardware}"))
     if html is not None:
