@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -52,6 +53,9 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ConfigError(f"{name}={value!r} must be a whole number of at least 1, or None")
+        if None not in (self.num_kvcache_blocks, self.kv_cache_bytes):
+            raise ConfigError(f"num_kvcache_blocks={self.num_kvcache_blocks} and kv_cache_bytes="
+                              f"{self.kv_cache_bytes} both say how large the pool is: give one")
         for name in ("tensor_parallel_size", "kvcache_block_size", "max_num_seqs",
                      "max_num_batched_tokens"):
             value = getattr(self, name)
@@ -98,4 +102,10 @@ def make_config(model: str, **options: Any) -> EngineConfig:
             raise ConfigError(f"{given} and {name} are the same setting: give one of them")
         if value is not None:
             values[name] = value
-    return EngineConfig(model=str(model), **values)
+    try:
+        return EngineConfig(model=str(model), **values)
+    except ConfigError as error:  # says the field; the user knows what they wrote
+        words = str(error)
+        for given in options:
+            words = re.sub(rf"\b{ALIASES.get(given, given)}\b", given, words)
+        raise ConfigError(words) from None

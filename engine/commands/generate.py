@@ -124,8 +124,9 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     seconds = clock() - started
     wait = first - started if first else seconds
     pace = max(tokens - 1, 0) / max(seconds - wait, 1e-9)
-    console.print(f"[dim]{tokens} tokens, finished by {reason}; "
-                  f"first after {wait:.3f} s, then {pace:.1f} tokens/s[/dim]")
+    after = f", then {pace:.1f} tokens/s" if tokens > 1 else ""
+    count = f"{tokens} token" + "s" * (tokens != 1)
+    console.print(f"[dim]{count}, finished by {reason}; first after {wait:.3f} s{after}[/dim]")
     if reason == "Ctrl-C":
         raise typer.Exit(130)
 

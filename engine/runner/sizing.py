@@ -54,7 +54,7 @@ def plan_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype,
               gpu: GpuMemory | None = None) -> tuple[int, int]:
     """(num_blocks, max_model_len) for this model under this config, on a CPU or on `gpu`.
 
-    The pool is num_kvcache_blocks, or what kv_cache_bytes holds; by default what gpu_memory_
+    The pool is num_kv_blocks, or what kv_cache_bytes holds; by default what gpu_memory_
     utilization leaves of a GPU, or on a CPU 1 GiB and at most a quarter of the free memory. It is
     no more than max_num_seqs requests could ever fill. max_model_len is lowered, with a
     TandemWarning, to what the pool holds. ConfigError, TooLittleMemory if that is not one block.
@@ -68,8 +68,8 @@ def plan_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype,
         usable = config.max_num_seqs * -(-longest // config.kvcache_block_size)
         num_blocks = min(_blocks_of_budget(config, model, size, gpu), usable)
     elif num_blocks * size > free:
-        raise ConfigError(f"num_kvcache_blocks={num_blocks} take {num_blocks * size / MIB:,.0f} MiB"
-                          f" of KV cache, {free / MIB:,.0f} MiB are free: at most "
+        raise ConfigError(f"a pool of {num_blocks} blocks takes {num_blocks * size / MIB:,.0f} MiB "
+                          f"of KV cache, {free / MIB:,.0f} MiB are free: at most "
                           f"{max(free // size, 0)} blocks fit")
     held = num_blocks * config.kvcache_block_size
     if held < longest:
@@ -98,7 +98,7 @@ def _blocks_of_budget(config: EngineConfig, model: ModelConfig, size: int,
     if budget < size:
         raise ConfigError(f"one KV block of {config.kvcache_block_size} tokens of {model.name} "
                           f"takes {size} bytes, the budget is {budget}: raise kv_cache_bytes "
-                          f"or lower kvcache_block_size")
+                          f"or take smaller blocks")
     if gpu is not None and budget > free:
         raise ConfigError(f"kv_cache_bytes={budget} is {size_text(budget)}, and "
                           f"{size_text(free)} of the GPU are free: lower it")

@@ -38,6 +38,11 @@ class TextTokenizer:
 
         RequestError if the model has no chat template or the template refuses the messages.
         """
+        for number, message in enumerate(messages):
+            if isinstance(message, dict) and not {"content", "tool_calls"} & set(message):
+                raise RequestError(f"messages[{number}] has no \"content\": a message is "
+                                   f"{{\"role\": …, \"content\": …}}, and this one has "
+                                   f"{', '.join(map(str, message)) or 'nothing'}")
         if not (template or self.hf.chat_template):
             raise RequestError(f"{self.name} has no chat template: give chat_template=…, or a "
                                f"plain prompt to generate()")

@@ -28,6 +28,9 @@ def resolve_model(name: str | Path) -> Path:
     ModelNotFound with the known names and the way out if there is no such model here.
     """
     text = str(name)
+    if not text.strip():
+        raise ModelNotFound(f"the model is empty: give a known name ({known_names()}), a directory "
+                            f"or a hub id like owner/name")
     if text == "tiny":
         return TINY
     if text in PULLABLE:

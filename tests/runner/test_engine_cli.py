@@ -51,6 +51,23 @@ def test_a_file_of_prompts_runs_together_and_prints_each(run, tmp_path):
     assert len(batches[0]["requests"]) == 3
 
 
+def test_one_token_has_no_pace_and_several_have(run):
+    _, _, one = run("generate", "--prompt", "The fox", "--max-tokens", "1", "--ignore-eos")
+    assert "1 token, finished" in one and "tokens/s" not in one
+    _, _, two = run("generate", "--prompt", "The fox", "--max-tokens", "2", "--ignore-eos")
+    assert "2 tokens, finished" in two and "tokens/s" in two
+
+
+def test_settings_are_named_as_they_were_typed(run):
+    status, _, err = run("generate", "--prompt", "x", "--model", "")
+    assert status == 2 and err.startswith("error: the model is empty: give a known name")
+    status, _, err = run("generate", "--prompt", "x", "--block-size", "0")
+    assert status == 2 and err.startswith("error: block_size=0")
+    status, _, err = run("generate", "--prompt", "x", "--num-kv-blocks", "9", "--kv-cache-bytes",
+                         "99999")
+    assert status == 2 and err.startswith("error: num_kv_blocks=9 and kv_cache_bytes=99999 both say")
+
+
 def test_chat_asks_through_the_template(run, tmp_path):
     log = tmp_path / "run.jsonl"
     status, _, _ = run("generate", "--chat", "--prompt", "Hi", "--max-tokens", "2", "--log",

@@ -61,7 +61,10 @@ def test_one_setting_under_two_names_is_refused():
 
 
 @pytest.mark.parametrize("options, named", [
-    ({"max_num_seqs": 0}, "max_num_seqs=0"), ({"block_size": 1.5}, "kvcache_block_size=1.5"),
+    ({"max_num_seqs": 0}, "max_num_seqs=0"), ({"block_size": 1.5}, "^block_size=1.5"),
+    ({"num_kv_blocks": 0}, "^num_kv_blocks=0"), ({"num_gpu_blocks_override": 0}, "^num_gpu"),
+    ({"kvcache_block_size": 0}, "^kvcache_block_size=0"),
+    ({"num_kv_blocks": 9, "kv_cache_bytes": 10**9}, "^num_kv_blocks=9 and kv_cache_bytes=10.*both"),
     ({"max_model_len": -3}, "max_model_len=-3"), ({"gpu_memory_utilization": 1.2}, "gpu_memory"),
     ({"load_format": "gguf"}, "load_format='gguf'"), ({"seed": "x"}, "seed='x'"),
     ({"tensor_parallel_size": 0}, "tensor_parallel_size=0"), ({"overlap": 1}, "overlap=1"),

@@ -153,6 +153,12 @@ def test_chat_is_the_template_and_then_generate(llm):
     assert ids_of(llm.chat([messages, messages], GREEDY)) == [out.token_ids] * 2
 
 
+@pytest.mark.parametrize("message, found", [({"role": "user"}, "has role"), ({}, "has nothing")])
+def test_a_message_without_content_is_refused_in_one_sentence(message, found, llm):
+    with pytest.raises(RequestError, match=f'messages.1. has no "content".*{found}'):
+        llm.chat([{"role": "user", "content": "Hello"}, message])
+
+
 # ------------------------------------------------------------------------------------- streams
 
 def test_the_deltas_of_a_stream_join_to_what_generate_returns(llm):

@@ -62,7 +62,7 @@ def test_too_little_memory_states_the_arithmetic():
 def test_an_own_size_overrides_what_was_measured_but_must_fit():
     assert pool(num_kv_blocks=77, max_model_len=200) == (77, 200)
     assert pool(kv_cache_bytes=100 * BLOCK) == (100, 256)
-    with pytest.raises(ConfigError, match="num_kvcache_blocks=10000000 take 78,125 MiB of KV cache,"
+    with pytest.raises(ConfigError, match="a pool of 10000000 blocks takes 78,125 MiB of KV cache,"
                                           " 4,608 MiB are free: at most 589824 blocks fit"):
         pool(num_kv_blocks=10**7)
     with pytest.raises(ConfigError, match="kv_cache_bytes=9663676416 is 9.00 GiB, and 4.50 GiB of "
