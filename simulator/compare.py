@@ -80,7 +80,7 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
         notes.append(f"the log ends before {cut:,} requests do: ITL and the figures of the whole "
                      f"run (duration, throughput, steps, preemptions, kv) are not compared")
         figures = [figure for figure in figures if figure.name.startswith(OF_REQUESTS)]
-    return Comparison(figures, real, simulation, *curves, notes)
+    return Comparison(figures, real, simulation, curves[0], curves[1], notes)
 
 
 def _without(incomplete: Sequence[int], simulation: Simulation) -> Metrics:

@@ -50,7 +50,10 @@ class Recording:
 def recorded_steps(log: LoadedLog) -> Recording:
     """The steps of a log. ReplayError if it holds not even one whole step."""
     if not log.events:
-        raise ReplayError(_nothing(log, "the log holds no step"))
+        if log.problem:
+            raise ReplayError(_nothing(log, ""))
+        raise ReplayError("the log holds no step: it is of an engine that had nothing to do (or "
+                          "was killed before its first step), so there is nothing to replay")
     if log.events[0]["e"] != "step_begin":
         raise ReplayError(f"the log begins with {log.events[0]['e']!r} instead of a step: "
                           f"it is not the log of a whole run: give one that a run wrote with --log")

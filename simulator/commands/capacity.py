@@ -38,6 +38,8 @@ def capacity(
     input_len: opt.InputLen = "100:1024", output_len: opt.OutputLen = "100:1024",
     columns: opt.Columns = None, model: opt.Model = "llama-3.1-8b", hardware: opt.Device = "h100",
     tp: opt.Tp = 1, replicas: opt.Replicas = 1, router: opt.RouterName = "least_loaded",
+    disaggregate: opt.Split = None, kv_link: opt.KvLink = None,
+    kv_latency_us: opt.KvLatency = None,
     cost: opt.Cost = None, batching: opt.Batching = None, order: opt.Order = None,
     preemption: opt.Preemption = None, eviction: opt.Eviction = None,
     block_size: opt.BlockSize = None, num_blocks: opt.NumBlocks = None,
@@ -51,7 +53,8 @@ def capacity(
         router=router, cost=cost and str(cost), batching=batching, order=order,
         preemption=preemption, eviction=eviction, block_size=block_size, num_blocks=num_blocks,
         max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len, seed=seed)
+        max_model_len=max_model_len, disaggregate=disaggregate, kv_link=kv_link,
+        kv_latency_us=kv_latency_us, seed=seed)
     scenario = {name: value for name, value in given.items() if value is not None}
     check_places(json_out)
     bounds = parse_slo(slo)

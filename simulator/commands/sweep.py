@@ -42,16 +42,23 @@ def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None
     out.print(_table(rows, points[0].values, show))
     if show and len(rows) > show:
         out.print(f"{len(rows) - show:,} more rows: --show 0 prints them", markup=False)
+    names = _varied(rows, points[0].values) or list(points[0].values)
     for row in rows:
         if row["error"]:
-            out.print(f"no result for {row['key']}: {row['error']}", markup=False)
+            values = ", ".join(f"{name} = {row.get(name)!r}" for name in names)
+            out.print(f"no result for {values}: {row['error']}", markup=False)
     out.print(f"rows      {store.path}", markup=False)
     out.print(f"table     {write_table(rows, store.path.with_suffix(''))}", markup=False)
 
 
+def _varied(rows: list[Row], named: Iterable[str]) -> list[str]:
+    """The names whose value differs between the points."""
+    return [name for name in named if len({repr(row.get(name)) for row in rows}) > 1]
+
+
 def _table(rows: list[Row], named: Iterable[str], show: int) -> Table:
     """What differs between the points, then the figures."""
-    varied = [name for name in named if len({repr(row.get(name)) for row in rows}) > 1]
+    varied = _varied(rows, named)
     table = Table()
     for name in (*varied, *FIGURES):
         table.add_column(name, overflow="fold")

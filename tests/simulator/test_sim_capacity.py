@@ -143,3 +143,11 @@ def test_mistakes_are_one_sentence(words, sentence):
 
 def test_prices_are_read():
     assert parse_prices("h100=2.5, l4=0.7") == {"h100": 2.5, "l4": 0.7}
+
+
+def test_prefill_and_decode_may_be_split_and_the_split_says_what_gives():
+    slo = ("--hardware", "l4", "--slo", "ttft_p99=0.5")
+    split = call(*FAST, *slo, "--disaggregate", "1:1", "--kv-link", 10)
+    assert split.exit_code == 0 and "holds ttft_p99=0.5 up to" in split.output
+    wrong = call(*FAST, *slo, "--disaggregate", "1:1", "--replicas", 3)
+    assert wrong.exit_code == 2 and "leave replicas out" in wrong.stderr

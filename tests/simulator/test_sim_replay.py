@@ -266,7 +266,7 @@ def test_a_log_cut_anywhere_is_compared_up_to_its_last_whole_step():
 
 
 @pytest.mark.parametrize("change, words", [
-    (lambda log: log.events.clear(), "holds no step"),
+    (lambda log: log.events.clear(), "holds no step: .* nothing to do"),
     (lambda log: log.header.pop("config"), "no scheduler config"),
     (lambda log: log.header["config"].pop("num_blocks"), "num_blocks"),
     (lambda log: log.events.pop(0), "begins with"),

@@ -67,6 +67,14 @@ def test_a_row_has_the_points_values_and_the_figures_of_its_own_simulation(plan)
     assert row["p99_ttft_ms"] == run.metrics.as_json()["p99_ttft_ms"]
 
 
+def test_a_point_without_result_is_named_by_its_values(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text('[base]\nmodel = "smollm2"\npoisson = 5\nnum_requests = 5\n'
+                    '[grid]\nhardware = ["h100", "h1000"]\n')
+    said = call("sweep", path, "--workers", 1).output
+    assert "no result for hardware = 'h1000': unknown" in said
+
+
 def test_a_killed_sweep_goes_on_after_its_last_whole_row(plan, tmp_path):
     path, points, ran = tmp_path / "rows.jsonl", read_plan(plan), []
 
