@@ -53,8 +53,8 @@ def recorded_steps(log: LoadedLog) -> Recording:
         if log.problem:
             raise ReplayError(_nothing(log, ""))
         raise ReplayError("the log holds no step: it is of an engine that had nothing to do (or "
-                          "was killed before its first step), so there is nothing to replay: record "
-                          "the run again, or give the log of an engine that got requests")
+                          "was killed before its first step), so there is nothing to replay: "
+                          "record the run again, or give the log of an engine that got requests")
     if log.events[0]["e"] != "step_begin":
         raise ReplayError(f"the log begins with {log.events[0]['e']!r} instead of a step: "
                           f"it is not the log of a whole run: give one that a run wrote with --log")
