@@ -65,7 +65,7 @@ def test_settings_are_named_as_they_were_typed(run):
     assert status == 2 and err.startswith("error: block_size=0")
     status, _, err = run("generate", "--prompt", "x", "--num-kv-blocks", "9", "--kv-cache-bytes",
                          "99999")
-    assert status == 2 and err.startswith("error: num_kv_blocks=9 and kv_cache_bytes=99999 both say")
+    assert status == 2 and err.startswith("error: num_kv_blocks=9 and kv_cache_bytes=99999 both")
 
 
 def test_chat_asks_through_the_template(run, tmp_path):
