@@ -291,3 +291,14 @@ def test_blocks_shared_by_a_fork_of_a_simulated_request_are_published_once():
     pool = one.manager.pool
     assert len(pool.index) == len(pool.keys)
     pool.check([[]])
+
+
+def test_further_samples_that_wait_for_their_prompt_are_news():
+    one = scheduler()
+    submit(one, *family([1, 2, 3, 4, 5], 1))
+    assert one.has_news()  # the inbox
+    batch = one.schedule()
+    assert one.has_news()  # the child, which comes when its parent's prompt is computed
+    one.commit(batch, results(batch))
+    one.schedule()
+    assert not one.has_news()
