@@ -9,6 +9,7 @@ from tests.core.helpers import (
     events,
     names,
     request,
+    results,
     rows,
     run,
     scheduler,
