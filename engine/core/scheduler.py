@@ -295,7 +295,9 @@ class Scheduler(StepPhases):
             if not request.finished:
                 request.num_computed = start
                 self.running.remove(request)
-                self.manager.free(request, comes_back=True)
+                # Not as one who comes back: what a swap was to bring here never came, and must not
+                # be found again.
+                self.manager.free(request)
                 self._compute_again(request)
         return batch.ended
 

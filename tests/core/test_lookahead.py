@@ -319,3 +319,20 @@ def test_results_out_of_order_are_refused_and_change_nothing():
     assert mine.output_tokens == [5, 6]
     with pytest.raises(ValueError, match="step 1 .* the oldest step in flight is none"):
         one.fail(second, "boom")
+
+
+def test_what_an_undone_swap_was_to_bring_is_not_found_again():
+    one = scheduler(4, 2, max_model_len=8, preemption="swap", num_cpu_blocks=4)
+    a, b = request("a", 3, 4), request("b", 3, 5)  # simulated: their keys are made from seq
+    submit(one, a, b)
+    while not b.cpu_table:
+        step(one)
+    last = one.schedule()
+    while not (batch := one.schedule()).swap_ins:  # a look-ahead of one step
+        one.commit(last, results(last))
+        last = batch
+    assert batch.requests == [b] and b.num_computed > 3
+    one.fail(last, "boom")
+    one.undo(batch)
+    again = one.schedule()
+    assert (again.requests, again.starts, b.num_hit) == ([b], [0], 0)
