@@ -86,9 +86,11 @@ def test_a_chat_whose_history_outgrows_the_model_is_refused_and_the_run_ends():
     assert (run.metrics.completed, run.metrics.rejected) == (4, 4)
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"system": -1}, {"think": -1.0}])
-def test_impossible_chats_are_named(wrong):
-    with pytest.raises(WorkloadError, match="must be at least|at least 0"):
+@pytest.mark.parametrize(("wrong", "named"), [
+    ({"turns": 0}, "is 0, must be from 1"), ({"system": -1}, "is -1, must be from 0"),
+    ({"think": -1.0}, "at least 0")])
+def test_impossible_chats_are_named(wrong, named):
+    with pytest.raises(WorkloadError, match=named):
         chats(1.0, 2, ONE, ONE, **wrong)
 
 
