@@ -16,7 +16,7 @@ NOTHING = "with nothing to do, doing it changes nothing"
 NEVER = "the other side of this condition is never reached"
 NUMBERS = "only the order of the numbers counts"
 FALSY = "whoever asks takes None for no"
-SAME = "another of the conditions holds then as well"
+SAME = "only more cautious: another condition holds as well, or the steps repeat all the same"
 UNREAD = "this value is never looked at"
 
 # (where, part of the change's name) -> why no test can tell the difference
