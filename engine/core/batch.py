@@ -48,6 +48,7 @@ class Batch:
 
     def __init__(self, step: int, requests: Sequence[Request] = (), starts: Sequence[int] = (),
                  counts: Sequence[int] = (), partial: Iterable[int] = ()):
+        # By hand: a dataclass would call nine default factories in every step.
         self.step = step
         self.requests, self.starts, self.counts = [*requests], [*starts], [*counts]
         self.partial = {*partial}

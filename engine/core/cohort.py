@@ -16,13 +16,13 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from engine.core.block_manager import BlockManager
-from engine.core.request import NO_COHORT, Clock, CountedRequest, Request
+from engine.core.request import NO_COHORT, CountedRequest, Request, StepClock
 
 if TYPE_CHECKING:
     from engine.core.phases import Step
 
 
-class Cohort(Clock):
+class Cohort(StepClock):
     """The first of the running requests, as many as decode without token ids, in their order.
 
     At rest the clock reads the same twice; between a step's schedule and its commit `computed` is

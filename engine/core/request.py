@@ -191,8 +191,9 @@ class Request:
                 f"{self.num_computed}/{self.num_tokens} computed, {len(self.block_table)} blocks)")
 
 
-class Clock:
-    """How many steps a group of requests has made: scheduled, and committed."""
+class StepClock:
+    """How many steps a group of requests has made: `computed` of them scheduled, `tokens` of them
+    committed. One step is one token of each member."""
 
     __slots__ = ("computed", "tokens")
 
@@ -200,7 +201,7 @@ class Clock:
         self.computed = self.tokens = 0
 
 
-NO_COHORT = Clock()  # stands still
+NO_COHORT = StepClock()  # stands still
 
 
 class CountedRequest(Request):
@@ -209,7 +210,7 @@ class CountedRequest(Request):
 
     __slots__ = ("clock", "number", "grows_at", "_computed", "_tokens")
 
-    clock: Clock
+    clock: StepClock
     number: int  # in its cohort; 0: in none
     grows_at: int  # reading of the clock at which it needs a block
     _computed: int
