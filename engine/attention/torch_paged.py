@@ -16,9 +16,8 @@ import torch.nn.functional as F
 
 from engine.attention.base import AttentionShape, StepInputs
 
-# A decode bucket may pad a row to this many times its length, and all its rows together by so many
-# tokens: the calls of one more bucket cost about as much as attending to those.
-BUCKET_SLACK, BUCKET_WASTE = 1.25, 512
+# A decode bucket may pad a row to this many times its length.
+BUCKET_SLACK = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,9 @@ class TorchPaged:
     `enable_gqa` is up to ten times slower for single queries on a CPU."""
 
     name = "torch"
+    # Tokens that a decode bucket may be padded by in all: the calls of one more bucket cost about
+    # as much as attending to those.
+    bucket_waste = 512
 
     def __init__(self, shape: AttentionShape):
         self.shape = shape
@@ -71,8 +73,9 @@ class TorchPaged:
         decodes = np.flatnonzero(queries == 1)
         decodes = decodes[np.argsort(inputs.seqlens_k[decodes], kind="stable")]
         pages = -(-inputs.seqlens_k // self.shape.block_size)
+        waste = self.bucket_waste // self.shape.block_size
         buckets = [self._bucket(inputs, rows, pages, num_blocks)
-                   for rows in split_by_length(decodes, pages, self.shape.block_size)]
+                   for rows in split_by_length(decodes, pages, waste)]
         chunks = [self._chunk(inputs, int(row)) for row in np.flatnonzero(queries > 1)]
         slots, written = inputs.slot_mapping, None
         if (slots < 0).any():
@@ -184,8 +187,9 @@ def places(inputs: StepInputs, rows: np.ndarray,
     return torch.from_numpy(tokens.astype(np.int64)).to(device)
 
 
-def split_by_length(rows: np.ndarray, pages: np.ndarray, block_size: int) -> list[np.ndarray]:
-    """`rows`, sorted by pages, in runs that are worth padding to their longest: see BUCKET_SLACK.
+def split_by_length(rows: np.ndarray, pages: np.ndarray, waste: int) -> list[np.ndarray]:
+    """`rows`, sorted by pages, in runs that are worth padding to their longest: each row by
+    BUCKET_SLACK, or all of a run together by `waste` pages.
 
     Runs are cut from the long end; a run always takes rows down to one page less than its longest.
     """
@@ -194,7 +198,7 @@ def split_by_length(rows: np.ndarray, pages: np.ndarray, block_size: int) -> lis
     while end:
         longest = lengths[0]
         close = lengths >= min(longest - 1, longest / BUCKET_SLACK)
-        cheap = np.cumsum(longest - lengths) * block_size <= BUCKET_WASTE
+        cheap = np.cumsum(longest - lengths) <= waste
         taken = int(np.argmin(np.append(close | cheap, False)))
         runs.append(rows[end - taken:end])
         lengths, end = lengths[taken:], end - taken

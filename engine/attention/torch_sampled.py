@@ -35,6 +35,8 @@ class SampledBucket:
 class TorchSampled(TorchPaged):
     """TorchPaged, but for rows of one query token."""
 
+    bucket_waste = 2048  # padding costs less where it is not gathered: it all is one row, at hand
+
     def __init__(self, shape: AttentionShape):
         super().__init__(shape)
         self.kv_head_of = np.arange(shape.num_heads) // self.group

@@ -67,7 +67,7 @@ class Draw:
         logits = logits if logits.dtype == torch.float64 else logits.float()
         raw = _keep_raw(logits, rows)
         adjust_logits(logits, rows)
-        best, self.tokens = logits.max(dim=-1)  # NaN wins a maximum
+        best, self.tokens = best_tokens(logits)
         random = [index for index, row in enumerate(rows)
                   if row.request.params.temperature >= GREEDY_BELOW]
         if random:
@@ -97,6 +97,24 @@ class Draw:
             elif index in self._logprobs:
                 logprobs[index] = _read_logprobs(tokens[index], self._logprobs[index])
         return Samples(tokens, logprobs)
+
+
+def best_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest logit of each row and the first token that has it; a NaN is larger than all.
+
+    The same as logits.max(-1), in a tenth of its time on a CPU: PyTorch goes through a row without
+    vector instructions when it is asked where the maximum lies, and only then. So chunks are
+    compared by their maxima, and one chunk is looked at.
+    """
+    vocab = logits.shape[-1]
+    chunk = math.gcd(vocab, CHUNK)
+    if logits.device.type != "cpu" or chunk < 32:
+        best, tokens = logits.max(dim=-1)
+        return best, tokens
+    chunked = logits.unflatten(-1, (-1, chunk))
+    best, which = chunked.amax(-1).max(-1)
+    inside = chunked.take_along_dim(which[:, None, None], 1)[:, 0].argmax(-1)
+    return best, which * chunk + inside
 
 
 def request_seeds(rows: Sequence[SampleRow], engine_seed: int) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from engine.core.batch import RowFailed
 from engine.core.request import Request, SamplingParams
 from engine.runner.counter_rng import derive_seed, uniforms
 from engine.runner.logits import SampleRow, adjust_logits
-from engine.runner.sampler import draw_by_chunks, sample
+from engine.runner.sampler import best_tokens, draw_by_chunks, sample
 
 VOCAB = 600  # more than two chunks of 256
 DRAWS = 4000
@@ -105,6 +107,21 @@ def test_greedy_rows_take_the_best_token_whatever_the_other_parameters():
     rows = [row(temperature=0.0), row(temperature=0.0, top_k=3), row(temperature=1e-9, top_p=0.5),
             row(temperature=1e-300)]
     assert sample(logits.clone(), rows, 0).tokens == logits.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("vocab", [7, 31, 32, 96, 256, 1024, 1000, 32 * 37])
+def test_the_best_token_is_the_first_of_the_largest_logits(vocab):
+    """Ties inside a chunk and between chunks, rows of -inf, NaN and +inf: as PyTorch's maximum."""
+    logits = torch.randint(-3, 3, (200, vocab)).float()
+    logits[0] = -math.inf
+    logits[1, vocab // 2] = logits[2, -1] = math.nan
+    logits[3, vocab // 3] = math.inf
+    best, tokens = best_tokens(logits)
+    wanted, first = logits.max(dim=-1)
+    assert torch.equal(best.nan_to_num(9e9), wanted.nan_to_num(9e9))
+    assert torch.equal(tokens, first)
+    assert all(row.tolist().index(value) == token for row, value, token in
+               zip(logits[3:], best[3:].tolist(), tokens[3:].tolist(), strict=True))
 
 
 def test_a_small_temperature_is_no_overflow():
