@@ -91,7 +91,7 @@ def load_model(name: str) -> ModelSpec:
     SpecError, with the known names, for anything else.
     """
     path = Path(name)
-    if path.is_dir() or path.suffix == ".json":
+    if name and (path.is_dir() or path.suffix == ".json"):
         return from_config(path / "config.json" if path.is_dir() else path)
     table = _table()
     key = _canonical(name)

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from engine.core.phases import Step
     from engine.core.scheduler import Scheduler
 
-# Reasons for a blocked head that cannot go away while the same requests decode on.
-LASTING = ("seqs", "static", "budget")
+# Reasons for a blocked head that cannot go away while the same requests decode on: all they do is
+# to take free blocks. These may be some that the head was to share, which then needs more.
+LASTING = ("seqs", "static", "budget", "reserve", "blocks")
 
 
 def stable_steps(scheduler: Scheduler, step: Step) -> int:
@@ -29,10 +30,9 @@ def stable_steps(scheduler: Scheduler, step: Step) -> int:
     batch, cohort = step.batch, scheduler.cohort
     rows = len(batch.requests)
     if (not cohort.in_step or rows != len(cohort.rows) or rows != len(scheduler.running)
-            or batch.preempted or batch.overlapped or scheduler.swapped or scheduler.has_news()):
+            or batch.preempted or batch.overlapped or scheduler.has_news()):
         return 1
-    if len(scheduler.waiting) and (scheduler.blocked is None or scheduler.order.dynamic
-                                   or step.started or scheduler.blocked[1] not in LASTING):
+    if (len(scheduler.waiting) or scheduler.swapped) and not _stays_blocked(scheduler, step):
         return 1
     steps = cohort.steps_to_an_end()
     size, free = scheduler.config.block_size, scheduler.manager.pool.num_free
@@ -44,6 +44,18 @@ def stable_steps(scheduler: Scheduler, step: Step) -> int:
             break
         steps //= 2
     return max(steps, 1)
+
+
+def _stays_blocked(scheduler: Scheduler, step: Step) -> bool:
+    """True if the head of the line is certain to stay out while nobody leaves."""
+    if scheduler.blocked is None or scheduler.order.dynamic or step.started:
+        return False
+    reason = scheduler.blocked[1]
+    if reason == "blocks" and not scheduler.config.full_sequence_must_fit:
+        # A head that loses blocks it was to share then begins with fewer tokens, and the blocks
+        # for those may be there.
+        return False
+    return reason in LASTING
 
 
 def advance(scheduler: Scheduler, batch: Batch, steps: int) -> None:

@@ -84,7 +84,8 @@ def test_a_pool_that_would_run_out_halves_until_it_does_not():
 
 @pytest.mark.parametrize(("settings", "right"), [
     (dict(max_num_seqs=1), 18), (dict(batching="static"), 18), (dict(max_num_batched_tokens=1), 18),
-    (dict(num_blocks=7), 1), (dict(num_blocks=10, batching="reserve"), 1),
+    (dict(num_blocks=7), 18), (dict(num_blocks=10, batching="reserve"), 18),
+    (dict(num_blocks=7, full_sequence_must_fit=False), 1),
     (dict(max_num_seqs=1, order="longest_prefix"), 1)])
 def test_a_blocked_head_leaves_a_batch_stable_only_if_its_reason_lasts(settings, right):
     one = scheduler(**settings)
@@ -112,14 +113,16 @@ def test_a_step_that_copies_or_swaps_in_is_like_no_other():
     assert rows(batch) == [("b", 4, 1)] and batch.stable_steps() == 1
 
 
-def test_a_swapped_request_that_waits_for_blocks_ends_stability():
-    one = scheduler(4, 2, max_model_len=8, preemption="swap", num_cpu_blocks=4)
+@pytest.mark.parametrize(("must_fit", "right"), [(True, 2), (False, 1)])
+def test_a_swapped_request_waits_for_blocks_until_someone_ends(must_fit, right):
+    one = scheduler(4, 2, max_model_len=8, preemption="swap", num_cpu_blocks=4,
+                    full_sequence_must_fit=must_fit)
     submit(one, simulated("a", 3, 5), simulated("b", 3, 5))
     for _ in range(3):
         step(one, 0)
     batch = one.schedule()
     assert rows(batch) == [("a", 5, 1)] and len(one.swapped) == 1 and not batch.preempted
-    assert batch.stable_steps() == 1
+    assert batch.stable_steps() == right
 
 
 def test_children_that_wait_for_their_parents_first_token_end_stability():
@@ -263,6 +266,9 @@ def leap(seed: str, batching: str, order: str, reached: Counter) -> None:
         assert rows(batch) == rows(other) and stable == other.stable_steps() >= 1
         reached["stable"] += stable > 1
         reached["waiting beside"] += stable > 1 and bool(leaping.scheduler.waiting)
+        reached["swapped beside"] += stable > 1 and bool(leaping.scheduler.swapped)
+        if stable > 1 and leaping.scheduler.blocked is not None:
+            reached[leaping.scheduler.blocked[1]] += 1
         most = min(stable, max(1, leaping.until_next_arrival() + 1))
         count = rng.choice((most, most, rng.randint(1, most)))
         reached["leap"] += count > 1
@@ -298,6 +304,7 @@ def test_commit_k_equals_k_times_commit_1_on_random_workloads(batching):
     if not quick:
         assert reached["leap"] > 150 and reached["stable"] > 180
         assert reached["waiting beside"] > 10
+        assert reached["reserve" if batching == "reserve" else "blocks"] > 10
 
 
 @pytest.mark.nightly
@@ -308,3 +315,5 @@ def test_commit_k_equals_k_times_commit_1_for_a_night(batching, order):
     for seed in range(1000, 4000):
         leap(f"{batching} {order} {seed}", batching, order, reached)
     assert reached["leap"] > 1000
+    if batching in ("mixed", "prefill_first") and order != "longest_prefix":
+        assert reached["swapped beside"] > 10

@@ -66,6 +66,8 @@ def test_an_unknown_name_lists_the_known_ones_and_the_nearest():
         load_model("llama-3.1-8c")
     with pytest.raises(SpecError, match="'h10'.*did you mean 'h100'.*rtx-4090.*file.toml"):
         load_hardware("h10")
+    with pytest.raises(SpecError, match="unknown model ''.*qwen3-0.6b"):
+        load_model("")
 
 
 @pytest.mark.parametrize("model, tp, blocks", [  # published by vLLM 0.15.1: published_points.csv
