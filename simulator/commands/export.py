@@ -7,19 +7,17 @@ from typing import Annotated
 
 import typer
 
+from simulator.commands import options as opt
 from simulator.commands.common import check_places, out, plain_errors, read_run
 from simulator.errors import ReplayError
 from simulator.html import run_report
 from simulator.timings import timings_from_log
 from simulator.trace_export import write_chrome_trace
 
-Chrome = Annotated[Path | None, typer.Option("--chrome", help="Chrome trace, for Perfetto")]
-Html = Annotated[Path | None, typer.Option("--html", help="report with Plotly charts")]
-
 
 @plain_errors
 def export(log: Annotated[Path, typer.Argument(help="event log of a real or simulated run")],
-           chrome: Chrome = None, html: Html = None) -> None:
+           chrome: opt.Chrome = None, html: opt.Html = None) -> None:
     """Write a log in forms that other tools open."""
     if chrome is None and html is None:
         raise ReplayError("nothing to write: give --chrome FILE or --html FILE")

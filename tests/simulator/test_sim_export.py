@@ -120,7 +120,7 @@ def test_run_and_export_write_the_same_trace(tmp_path):
     log, one, two, page = (tmp_path / name for name in ("r.jsonl", "a.json", "b.json", "p.html"))
     first = call("run", "--poisson", 50, "--num-requests", 10, "--model", "smollm2", "--hardware",
                  "l4", "--input-len", "5:50", "--output-len", "5:10", "--log", log,
-                 "--chrome-trace", one, "--html", page)
+                 "--chrome", one, "--html", page)
     assert first.exit_code == 0, first.output
     second = call("export", log, "--chrome", two, "--html", tmp_path / "q.html")
     assert second.exit_code == 0 and "ui.perfetto.dev" in second.output
