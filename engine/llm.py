@@ -132,9 +132,10 @@ class LLM:
             yield _BEGUN  # stream() takes it: a generator that has not begun would not clean up
             while waiting:
                 for session in waiting:
-                    while session.inbox:
-                        yield session.inbox.popleft()
-                waiting = [session for session in waiting if session.inbox or not session.done]
+                    while (delta := session.take()) is not None:
+                        yield delta
+                # Done is asked first: whoever is done brings no delta after that.
+                waiting = [session for session in waiting if not session.done or session.inbox]
                 if waiting and not any(session.inbox for session in waiting):
                     self.engine.step()
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from threading import RLock
+from threading import RLock, get_ident
 from time import perf_counter
 from typing import Any
 
@@ -29,8 +29,10 @@ from engine.runner.tokenizer import TextTokenizer
 class Engine:
     """Drives the loop with an executor and a wall clock; with a pipeline, one step ahead.
 
-    `submit` and `abort` may be called from any thread, and so may `step`: one thread steps at a
-    time. A session's deltas go to its inbox, so several consumers can share one engine.
+    `submit`, `abort` and `close` may be called from any thread, and so may `step`: one thread steps
+    at a time. A session's deltas go to its inbox, so several consumers can share one engine. A
+    dropped stream may be finalized at any moment, in the middle of a step too: then `close` leaves
+    the rest to that step.
     """
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner | LeadRunner,
@@ -48,6 +50,8 @@ class Engine:
         self.started = perf_counter()
         self.closed = False
         self._lock = RLock()
+        self._stepper: int | None = None  # the thread that is inside step()
+        self._dropped: list[Request] = []  # sessions closed inside a step: their requests
         self._wheel: Any = None  # the loop's generator, while something is unfinished
         self._batch: Batch | None = None  # scheduled, not yet computed
         self._flight: InFlight | None = None  # the last step that was started
@@ -83,17 +87,21 @@ class Engine:
 
     def close(self, session: Session) -> None:
         """Forget a session; its request, if it still runs, is aborted and gives back its blocks."""
-        if not session.done:
+        if not session.done and not self.closed:
             self.abort(session.request.id)
-            while not session.done and self.step():
-                pass
+            if self._stepper == get_ident():
+                self._dropped.append(session.request)
+            else:
+                while not session.done and not self.closed and self.step():
+                    pass
         self.sessions.pop(session.request.id, None)
 
     def shut_down(self) -> None:
-        """Finish the log and end the other ranks. Safe to call twice."""
-        self.closed = True
-        if self.log is not None:
-            self.log.close()
+        """Finish the log and end the other ranks, after the step in hand. Safe to call twice."""
+        with self._lock:
+            self.closed = True
+            if self.log is not None:
+                self.log.close()
         if self.lead is not None:
             self.lead.close()
         if self.pipeline is not None:  # last: a rank that is gone has ended what its step waits for
@@ -118,19 +126,41 @@ class Engine:
         """Compute one step and hand out what it brought; with a pipeline, start one and hand out
         what the one before brought. False if nothing is unfinished.
 
-        ParallelError if a rank is lost: the engine may then only be shut down.
+        ParallelError if a rank is lost: the engine may then only be shut down. RequestError if it
+        was shut down, or if this thread is in a step already: a callback or a finalizer may not
+        run requests.
         """
         with self._lock, interrupts_held():
+            if self.closed:
+                raise RequestError("this engine is closed, and what was unfinished with it: make a "
+                                   "new one")
+            if self._stepper is not None:
+                raise RequestError("this thread is inside a step of this engine: run requests "
+                                   "after it, not from a callback or a finalizer")
+            self._stepper = get_ident()
+            try:
+                return self._step()
+            finally:
+                self._stepper = None
+
+    def _step(self) -> bool:
+        if self._batch is None:
+            self._wheel = self.loop.steps(self.clock, ahead=self.pipeline is not None)
+            self._batch = next(self._wheel, None)
             if self._batch is None:
-                self._wheel = self.loop.steps(self.clock, ahead=self.pipeline is not None)
-                self._batch = next(self._wheel, None)
-                if self._batch is None:
-                    return False
+                return False
+        self._turn(self._batch)
+        # Nobody may ever ask for these: a step that is in flight for nothing, what a stop token cut
+        # off; and the end of a request whose stream was dropped in this very step.
+        while self._batch is not None and (self._some_dropped()
+                                           or not self.scheduler.has_unfinished()):
             self._turn(self._batch)
-            # Nobody will ask for a step that is in flight for nothing: what a stop token cut off.
-            while self._batch is not None and not self.scheduler.has_unfinished():
-                self._turn(self._batch)
-            return True
+        return True
+
+    def _some_dropped(self) -> bool:
+        """True while a request of a session closed inside this step is there."""
+        self._dropped = [request for request in self._dropped if not request.finished]
+        return bool(self._dropped)
 
     def _turn(self, batch: Batch) -> None:
         """Execute `batch`, or with a pipeline start it; tell the loop, which schedules the next."""
@@ -201,14 +231,10 @@ class Engine:
         return tuple(stopped)
 
     def _on_finish(self, request: Request) -> None:
-        """The loop reports an end: the session's last delta carries the rest and the reason."""
+        """The loop reports an end."""
         session = self.sessions.get(request.id)
-        if session is None:
-            return
-        text, reason = session.finish(self.clock()), request.finish_reason
-        last = session.inbox.pop() if session.inbox else Delta(session.owner, session.index, "", ())
-        session.inbox.append(replace(last, text=last.text + text, finish_reason=reason,
-                                     error=request.error))
+        if session is not None:
+            session.finish(self.clock())
 
 
 def _failed(error: Exception, seconds: float) -> StepResult:

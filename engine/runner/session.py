@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.core.request import Request
 from engine.outputs import CompletionOutput, Delta, Logprob, Timings
@@ -46,7 +46,8 @@ class Session:
 
     @property
     def done(self) -> bool:
-        """True once the end was reported. `request.finished` may be true a step before."""
+        """True once the end was reported, with the last delta in the inbox. `request.finished` may
+        be true a step before."""
         return self.timings.finish is not None
 
     @property
@@ -54,10 +55,25 @@ class Session:
         """True if the text completed a stop string."""
         return self.text is not None and self.text.stop is not None
 
-    def finish(self, now: float) -> str:
-        """The request ended; the rest of its text."""
+    def take(self) -> Delta | None:
+        """The next delta, if there is one. Only the inbox itself is asked, once: the thread that
+        steps may put one in, or take its last one back, at any moment."""
+        try:
+            return self.inbox.popleft()
+        except IndexError:
+            return None
+
+    def finish(self, now: float) -> None:
+        """The request ended: the last delta carries the rest of its text and the reason. `done` is
+        true only after that, for another thread may be waiting for it."""
+        text = self.text.finish() if self.text is not None else ""
+        try:
+            last = self.inbox.pop()
+        except IndexError:
+            last = Delta(self.owner, self.index, "", ())
+        self.inbox.append(replace(last, text=last.text + text, error=self.request.error,
+                                  finish_reason=self.request.finish_reason))
         self.timings.finish = now
-        return self.text.finish() if self.text is not None else ""
 
     def output(self) -> CompletionOutput:
         """The sample as it stands."""

@@ -1,0 +1,157 @@
+"""Streams that are dropped, closed or read by other threads, at the worst of moments."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.core.errors import RequestError
+
+LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+overlap = pytest.mark.parametrize("overlap", [False, True], ids=["blocking", "overlap"])
+
+
+@pytest.fixture
+def make():
+    """make(**options) -> LLM on the tiny model, closed after the test."""
+    made: list[LLM] = []
+
+    def one(**options: Any) -> LLM:
+        made.append(LLM("tiny", **options))
+        return made[-1]
+    yield one
+    for llm in made:
+        llm.close()
+
+
+class Client:
+    """Holds a stream, and itself: only the collector gets rid of it."""
+
+    def __init__(self, llm: LLM):
+        self.me, self.stream = self, llm.stream("The fox is red,", LONG)
+
+
+def run_inside_a_step(llm: LLM, action, at: int) -> None:
+    """Call `action` once, in the middle of the `at`-th step from now."""
+    runner, count = llm.engine.runner, 0
+    before = runner.run if llm.engine.pipeline is None else llm.engine.pipeline.start
+    name, owner = (("run", runner) if llm.engine.pipeline is None
+                   else ("start", llm.engine.pipeline))
+
+    def wrapped(*args):
+        nonlocal count
+        count += 1
+        if count == at:
+            action()
+        return before(*args)
+    setattr(owner, name, wrapped)
+
+
+@overlap
+@pytest.mark.parametrize("at", [2, 5, 11])
+def test_a_stream_collected_inside_a_step_hurts_nobody(make, overlap, at):
+    llm = make(overlap=overlap)
+    alone = llm.generate("Once upon a time", SHORT)[0]
+    client = Client(llm)
+    next(client.stream)
+    request = next(iter(llm.engine.sessions.values())).request
+    run_inside_a_step(llm, lambda: (gc.collect(), collected.append(request.finish_reason)), at)
+    collected: list[str | None] = []
+    del client
+    beside = llm.generate("Once upon a time", SHORT)[0]
+    assert collected == [None]  # the finalizer did run there, and ended nothing there
+    assert (beside.text, beside["token_ids"]) == (alone.text, alone["token_ids"])
+    assert request.finish_reason == "abort" and not llm.engine.sessions
+    assert not llm.engine.scheduler.has_unfinished()
+    assert not llm.engine.scheduler.manager.pool.used
+    assert llm.generate("Once upon a time", SHORT)[0].text == alone.text
+
+
+@overlap
+def test_a_stream_collected_in_the_last_step_of_all_is_aborted_in_it(make, overlap):
+    """Nobody may ask for another step, and its blocks must not stay with it."""
+    llm = make(overlap=overlap)
+    client = Client(llm)
+    next(client.stream)
+    request = next(iter(llm.engine.sessions.values())).request
+    run_inside_a_step(llm, gc.collect, 1)
+    del client
+    assert llm.engine.step()
+    assert request.finish_reason == "abort" and not llm.engine.scheduler.has_unfinished()
+
+
+def test_a_callback_may_not_run_requests_inside_a_step(make):
+    llm = make()
+    llm.engine.on_step = lambda *_: llm.generate("Once", SHORT)
+    with pytest.raises(RequestError, match="inside a step"):
+        llm.generate("Once upon a time", SHORT)
+
+
+def test_done_is_true_only_when_the_last_delta_is_there(make):
+    """Whoever looks from another thread sees done either with the last delta, or not yet."""
+    llm = make()
+    stream = llm.stream("Once upon a time", SHORT)
+    session = next(iter(llm.engine.sessions.values()))
+    seen = []
+
+    class Watched(type(session.timings)):
+        def __setattr__(self, name, value):
+            if name == "finish" and value is not None:
+                seen.append((session.inbox[-1].finish_reason, session.text.text))
+            super().__setattr__(name, value)
+
+    timings = session.timings
+    session.timings = Watched(timings.arrival)
+    text = "".join(delta.text for delta in stream)
+    assert seen == [("length", text)]
+
+
+def test_an_inbox_that_is_emptied_by_somebody_else_gives_none(make):
+    llm = make()
+    stream = llm.stream("Once upon a time", SHORT)
+    session = next(iter(llm.engine.sessions.values()))
+    assert session.take() is None
+    while llm.engine.step():
+        pass
+    deltas = []
+    while (delta := session.take()) is not None:
+        deltas.append(delta)
+    assert sum(len(delta.token_ids) for delta in deltas) == 12
+    assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
+    assert list(stream) == []
+
+
+@overlap
+def test_a_stream_of_a_closed_engine_says_so(make, overlap, tmp_path):
+    llm = make(overlap=overlap, log=tmp_path / "run.jsonl")
+    stream = llm.stream("Once upon a time", LONG)
+    next(stream)
+    llm.close()
+    with pytest.raises(RequestError, match="this engine is closed"):
+        list(stream)
+
+
+@overlap
+def test_closing_while_another_thread_generates_ends_it_with_a_sentence(make, overlap, tmp_path):
+    llm = make(overlap=overlap, log=tmp_path / "run.jsonl")
+    started, ended = threading.Event(), []
+    llm.engine.on_step = lambda *_: started.set()
+
+    def work() -> None:
+        try:
+            ended.append(llm.generate("Once upon a time", LONG)[0].finish_reason)
+        except RequestError as error:
+            ended.append(str(error))
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert started.wait(60)
+    llm.close()
+    thread.join(60)
+    assert not thread.is_alive() and len(ended) == 1
+    assert "this engine is closed" in ended[0]
