@@ -51,7 +51,23 @@ def frequencies(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]
 
     `dynamic` depends on how long a sequence is. A paged cache keeps old keys, so one answer must
     hold for a request's whole life: it is the answer for `max_len`, the longest it may become.
+    UnsupportedModel if the config's numbers give none: each in its range, but not together.
     """
+    try:
+        inv_freq, scale = _by_type(config, max_len)
+    except (ArithmeticError, ValueError):  # a division by zero, a power or a logarithm of nothing
+        inv_freq, scale = torch.tensor(math.nan), math.nan
+    if not (math.isfinite(scale) and bool(inv_freq.isfinite().all())):
+        numbers = {"rope_theta": config.rope.theta, "head_dim": config.head_dim,
+                   **config.rope.scaling}
+        said = ", ".join(f"{key}={value}" for key, value in numbers.items())
+        raise UnsupportedModel(f"{config.name}: rope type {config.rope.type!r} gives no finite "
+                               f"angles with {said}: correct config.json")
+    return inv_freq, scale
+
+
+def _by_type(config: ModelConfig, max_len: int) -> tuple[torch.Tensor, float]:
+    """frequencies(), unchecked."""
     rope, dim = config.rope, config.head_dim
     read = _Scaling(config)
     if rope.type == "dynamic":

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from engine.mistakes import file_sentence
+from engine.models.fields import LONGEST, Fields
 from engine.weights.errors import ModelNotFound, UnsupportedModel
 
+MOST_LAYERS = 10_000
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+# (field, its least value, whether it must lie above that); factors as transformers bounds them.
+SCALING_RANGES = (
+    ("factor", 1.0, False), ("original_max_position_embeddings", 1.0, False),
+    ("low_freq_factor", 0.0, True), ("high_freq_factor", 0.0, True), ("beta_fast", 0.0, True),
+    ("beta_slow", 0.0, True), ("attention_factor", 0.0, True), ("mscale", 0.0, False),
+    ("mscale_all_dim", 0.0, False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,51 +78,60 @@ def read_model_config(directory: Path) -> ModelConfig:
     if raw is None:
         raise ModelNotFound(f"{directory} has no config.json: "
                             f"it is not a Hugging Face model directory")
-    architectures = raw.get("architectures") or []
+    read = Fields(raw, f"{directory}/config.json")
+    architectures = read.items("architectures", str, "class names")
     if not architectures:
         raise UnsupportedModel(f"{directory}/config.json names no architecture")
-    _refuse(raw, directory.name)
-    heads = _need(raw, "num_attention_heads", directory)
-    hidden = _need(raw, "hidden_size", directory)
+    _refuse(read, directory.name)
+    heads, hidden = read.count("num_attention_heads"), read.count("hidden_size")
+    kv_heads = read.count("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise read.wrong("num_key_value_heads", kv_heads,
+                         f"a divisor of num_attention_heads, which is {heads}")
+    window = read.flag("use_sliding_window", True) and "sliding_window" in read
     return ModelConfig(
         name=directory.name,
         architecture=architectures[0],
-        vocab_size=_need(raw, "vocab_size", directory),
+        vocab_size=read.count("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=_need(raw, "intermediate_size", directory),
-        num_hidden_layers=_need(raw, "num_hidden_layers", directory),
+        intermediate_size=read.count("intermediate_size"),
+        num_hidden_layers=read.count("num_hidden_layers", most=MOST_LAYERS),
         num_attention_heads=heads,
-        num_key_value_heads=heads if raw.get("num_key_value_heads") is None else _need(
-            raw, "num_key_value_heads", directory),
-        head_dim=raw.get("head_dim") or hidden // heads,
-        max_position_embeddings=raw.get("max_position_embeddings") or 2048,
-        rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6, directory),
-        rope=_read_rope(raw, directory.name),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        **_read_experts(raw, directory),
-        sliding_window=raw.get("sliding_window") if raw.get("use_sliding_window", True) else None,
-        dtype=raw.get("dtype") or raw.get("torch_dtype") or "float32",
+        num_key_value_heads=kv_heads,
+        head_dim=_read_head_dim(read, hidden // heads),
+        max_position_embeddings=read.count("max_position_embeddings", 2048, LONGEST),
+        rms_norm_eps=read.number("rms_norm_eps", 1e-6, low=0.0, high=1.0),
+        rope=_read_rope(read, directory.name),
+        tie_word_embeddings=read.flag("tie_word_embeddings", False),
+        attention_bias=read.flag("attention_bias", False),
+        mlp_bias=read.flag("mlp_bias", False),
+        **_read_experts(read),
+        sliding_window=read.count("sliding_window", most=LONGEST) if window else None,
+        dtype=read.text("dtype", read.text("torch_dtype", "float32")),
         eos_token_ids=_read_eos(raw, directory),
     )
 
 
-def _read_experts(raw: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _read_head_dim(read: Fields, default: int) -> int:
+    head_dim = read.count("head_dim", default)
+    if head_dim % 2:
+        raise read.wrong("head_dim", head_dim, "even: the channels are turned in pairs")
+    return head_dim
+
+
+def _read_experts(read: Fields) -> dict[str, Any]:
     """A mixture's fields; transformers 5 says num_local_experts where the hub says num_experts."""
-    if not raw.get("num_local_experts") and not raw.get("num_experts"):
+    key = "num_local_experts" if read.values.get("num_local_experts") else "num_experts"
+    if not read.values.get(key):
         return {}
-    raw = {**raw, "num_experts": raw.get("num_local_experts") or raw.get("num_experts")}
-    numbers = {key: _need(raw, key, directory)
-               for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")}
-    if numbers["num_experts_per_tok"] > numbers["num_experts"]:
-        raise UnsupportedModel(f"{directory}/config.json: num_experts_per_tok="
-                               f"{numbers['num_experts_per_tok']} of {numbers['num_experts']}")
-    step = raw.get("decoder_sparse_step")
-    return {**numbers, "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
-            "decoder_sparse_step": 1 if step is None else _need(raw, "decoder_sparse_step",
-                                                                directory),
-            "mlp_only_layers": tuple(raw.get("mlp_only_layers") or ())}
+    experts, each = read.count(key), read.count("num_experts_per_tok")
+    if each > experts:
+        raise read.wrong("num_experts_per_tok", each, f"at most {key}, which is {experts}")
+    return {"num_experts": experts, "num_experts_per_tok": each,
+            "moe_intermediate_size": read.count("moe_intermediate_size"),
+            "norm_topk_prob": read.flag("norm_topk_prob", False),
+            "decoder_sparse_step": read.count("decoder_sparse_step", 1),
+            "mlp_only_layers": tuple(read.items("mlp_only_layers", int, "layer numbers"))}
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -133,41 +150,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def _need(raw: dict[str, Any], key: str, directory: Path) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
-        raise UnsupportedModel(f"{directory}/config.json: {key}={value!r} must be a number above 0")
-    return value
-
-
-def _number(raw: dict[str, Any], key: str, default: float, directory: Path) -> float:
-    value = raw.get(key)
-    if value is None:
-        return default
-    if type(value) not in (int, float) or value < 0:
-        raise UnsupportedModel(f"{directory}/config.json: {key}={value!r} must be a number, "
-                               f"at least 0")
-    return float(value)
-
-
-def _refuse(raw: dict[str, Any], name: str) -> None:
+def _refuse(read: Fields, name: str) -> None:
     """Refuse by name whatever would give wrong numbers without an error."""
-    activation = raw.get("hidden_act", "silu")
+    activation = read.values.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedModel(f"{name}: hidden_act={activation!r} is not computed here; "
                                f"known: silu")
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unnamed")
-        raise UnsupportedModel(f"{name}: {method} quantization is not read here; "
-                               f"take an unquantized checkpoint")
-    if raw.get("partial_rotary_factor", 1.0) != 1.0:
-        raise UnsupportedModel(f"{name}: partial_rotary_factor={raw['partial_rotary_factor']} "
-                               f"is not computed here")
+    quantized = read.table("quantization_config")
+    if quantized:
+        raise UnsupportedModel(f"{name}: {quantized.get('quant_method', 'unnamed')} quantization "
+                               f"is not read here; take an unquantized checkpoint")
+    if read.number("partial_rotary_factor", 1.0) != 1.0:
+        raise UnsupportedModel(f"{name}: partial_rotary_factor="
+                               f"{read.values['partial_rotary_factor']} is not computed here")
 
 
-def _read_rope(raw: dict[str, Any], name: str) -> RopeConfig:
+def _read_rope(read: Fields, name: str) -> RopeConfig:
     """Transformers 5 writes `rope_parameters`; older files `rope_scaling` and a top-level theta."""
-    both = [raw.get(key) or {} for key in ("rope_scaling", "rope_parameters")]
+    both = [read.table(key) for key in ("rope_scaling", "rope_parameters")]
     kinds = [given.get("rope_type") or given.get("type") for given in both]
     if None not in kinds and kinds[0] != kinds[1]:
         raise UnsupportedModel(f"{name}: rope_scaling says {kinds[0]!r} and rope_parameters "
@@ -180,10 +180,26 @@ def _read_rope(raw: dict[str, Any], name: str) -> RopeConfig:
     if kind not in ROPE_TYPES:
         raise UnsupportedModel(f"{name}: rope type {kind!r} is not computed here; "
                                f"known: {', '.join(ROPE_TYPES)}")
-    if settings.pop("partial_rotary_factor", 1.0) != 1.0:
+    if settings.pop("partial_rotary_factor", 1.0) not in (1.0, None):
         raise UnsupportedModel(f"{name}: partial_rotary_factor is not computed here")
-    theta = settings.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
-    return RopeConfig(type=kind, theta=float(theta), scaling=settings)
+    given = Fields({"rope_theta": read.values.get("rope_theta"),
+                    **{key: value for key, value in settings.items() if value is not None}},
+                   read.where)
+    settings.pop("rope_theta", None)
+    _check_scaling(given)
+    return RopeConfig(type=kind, theta=given.number("rope_theta", 10000.0, low=1.0, above=True,
+                                                    high=1e30), scaling=settings)
+
+
+def _check_scaling(given: Fields) -> None:
+    """What any rope type reads of its numbers must be able to stand in its formulas."""
+    for key, low, above in SCALING_RANGES:
+        if key in given:
+            given.number(key, low=low, above=above, high=float(LONGEST))
+    if {"low_freq_factor", "high_freq_factor"} <= given.values.keys():
+        low = given.number("low_freq_factor")
+        given.number("high_freq_factor", low=low, above=True)
+    given.flag("truncate", True)
 
 
 def _read_eos(raw: dict[str, Any], directory: Path) -> tuple[int, ...]:

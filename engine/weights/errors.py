@@ -13,6 +13,10 @@ class UnsupportedModel(ConfigError):
     """A model that asks for something not computed here; refused by that thing's name."""
 
 
+class TooLargeModel(ConfigError):
+    """Weights for which the memory is not there; the message has their size."""
+
+
 class WeightsError(TandemError):
     """A checkpoint that does not fit its model: missing, unexpected, misshapen or unreadable."""
 
