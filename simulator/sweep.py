@@ -1,153 +1,105 @@
 """Grids of simulations: a plan's points, run in parallel, kept as they come in, resumable.
 
-A point is a scenario with a key: a digest of its values and of the files it names. Each result is
-appended to one JSON Lines file at once, so a sweep that is killed goes on where it was.
+Each result is appended to one JSON Lines file at once, so a sweep that is killed goes on where it
+was. A point that breaks, or takes its process with it, is a row with the reason; the others go on.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import itertools
-import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
-from pathlib import Path
-from typing import Any
 
 from engine.core.errors import TandemError
+from engine.mistakes import file_sentence
 from simulator.errors import WorkloadError
-from simulator.scenario import FILES, check_names, run_scenario
-from simulator.tables import read_toml
+from simulator.plan import Point, check_values, plain
+from simulator.results import Results, Row
+from simulator.scenario import run_scenario
 
-FORMAT = 1  # of a row; a new one makes every point run again
-Row = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One simulation of a sweep."""
-
-    key: str
-    values: dict[str, Any]
-
-
-def read_plan(path: Path) -> list[Point]:
-    """The points of a plan file: `[base]` holds what they share, `[grid]` a list a name.
-
-    Files are looked for beside the plan first. SpecError or WorkloadError names what is wrong.
-    """
-    plan = read_toml(path, "a plan with the tables [base] and [grid]")
-    base, grid = plan.get("base", {}), plan.get("grid", {})
-    if set(plan) - {"base", "grid"} or not isinstance(base, dict) or not isinstance(grid, dict):
-        found = ", ".join(plan) or "nothing"
-        raise WorkloadError(f"{path}: a plan has the tables [base] and [grid], found {found}")
-    check_names({**base, **grid}, str(path))
-    if both := sorted(set(base) & set(grid)):
-        raise WorkloadError(f"{path}: {both[0]!r} is in [base] and in [grid]: keep one")
-    for name, values in grid.items():
-        if not isinstance(values, list) or not values:
-            raise WorkloadError(f"{path}: [grid] {name} must be a list of at least one value")
-    points = {}
-    for combination in itertools.product(*grid.values()):
-        point = _point({**base, **dict(zip(grid, combination))}, path.parent)
-        points[point.key] = point  # equal points count once
-    return list(points.values())
-
-
-def _point(values: dict[str, Any], folder: Path) -> Point:
-    values = dict(values)
-    digest = hashlib.blake2b(f"{FORMAT}".encode(), digest_size=10)
-    contents = []
-    for name in FILES:
-        text = values.get(name)
-        if not isinstance(text, str):
-            continue
-        here = folder / text
-        if here.exists():
-            values[name] = str(here)
-        path = Path(values[name])
-        if path.is_file():
-            contents.append(name.encode() + path.read_bytes())
-            text = path.name  # a file that moved is the same file
-        digest.update(f"{name}={text}\n".encode())
-    rest = {name: value for name, value in values.items() if name not in FILES}
-    digest.update(json.dumps(rest, sort_keys=True, default=str).encode())
-    for content in contents:
-        digest.update(hashlib.blake2b(content).digest())
-    return Point(digest.hexdigest(), values)
+KILLED = ("the process that simulated it was killed, most often for want of memory: make the point "
+          "smaller, or run fewer at a time with --workers")
 
 
 def run_point(point: Point) -> Row:
     """Simulate one point: its values, then its figures, or the sentence why there are none."""
-    row: Row = {"key": point.key, **point.values, "error": None}
     try:
+        check_values(point.values)
         result = run_scenario(point.values)
-    except TandemError as problem:
-        return row | {"error": str(problem)}
-    except (TypeError, ValueError, AttributeError) as problem:
-        return row | {"error": f"a value of the plan has the wrong type: {problem}"}
+    except Exception as problem:  # whatever it is: the other points are worth their simulation
+        return _without_result(point, _sentence(problem))
     growth = result.divergence
-    return row | result.as_json() | {
+    figures = result.as_json() | {
         "prefix_hit_rate": result.prefix_hit_rate, "stopped": result.stopped,
         "utilisation": growth.utilisation if growth else None,
         "num_blocks": result.config.num_blocks, "simulation_seconds": result.loop_seconds}
+    return _without_result(point, None) | {name: None if value is None else plain(value)
+                                           for name, value in figures.items()}
 
 
-class Results:
-    """The rows of a sweep in a JSON Lines file: what is there, and a way to add."""
+def _without_result(point: Point, error: str | None) -> Row:
+    values = {name: plain(value) for name, value in point.values.items()}
+    return {"key": point.key, **values, "error": error}
 
-    def __init__(self, path: Path):
-        self.path = path
-        self.rows: dict[str, Row] = {}
-        whole = 0
-        if path.exists():
-            for line in path.read_bytes().splitlines(keepends=True):
-                try:
-                    row = json.loads(line) if line.endswith(b"\n") else None
-                except ValueError:
-                    row = None
-                if not isinstance(row, dict) or "key" not in row:
-                    break  # the sweep was killed while it wrote this line
-                self.rows[row["key"]] = row
-                whole += len(line)
-            if not whole and not b'{"key"'.startswith(path.read_bytes()[:6]):
-                raise WorkloadError(f"{path} holds something else than the results of a sweep, and "
-                                    f"stays as it is: choose another --out")
-            with path.open("r+b") as file:
-                file.truncate(whole)
 
-    def add(self, row: Row) -> None:
-        """Keep a row, on disk before this returns."""
-        self.rows[row["key"]] = row
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+def _sentence(problem: Exception) -> str:
+    if isinstance(problem, TandemError):
+        return str(problem)
+    if isinstance(problem, MemoryError):
+        return "it needs more memory than there is: make the point smaller"
+    if isinstance(problem, OSError):
+        return file_sentence(problem)
+    return (f"the simulation cannot go on with these values ({type(problem).__name__}: {problem}): "
+            f"leave them out one by one to find which")
 
 
 Runner = Callable[[Iterable[Point]], Iterator[Row]]
+Simulate = Callable[[Point], Row]
 
 
-def local_runner(workers: int) -> Runner:
-    """Points in so many processes; rows in the order in which they are ready."""
+def local_runner(workers: int, simulate: Simulate = run_point) -> Runner:
+    """Points in so many processes; rows in the order in which they are ready. One worker is this
+    process itself."""
     def run(points: Iterable[Point]) -> Iterator[Row]:
-        points = list(points)
-        if workers <= 1 or len(points) <= 1:
-            yield from map(run_point, points)
+        left = deque(points)
+        if workers <= 1:
+            yield from map(simulate, left)
             return
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # the processes are the parallelism
-        pool = ProcessPoolExecutor(min(workers, len(points)), mp_context=get_context("spawn"),
-                                   initializer=_leave_with, initargs=(os.getpid(),))
-        try:
-            for done in as_completed([pool.submit(run_point, point) for point in points]):
-                yield done.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        while left:
+            for point in (yield from _until_broken(left, workers, simulate)):
+                # It ran when a process died. Alone it shows whether it was the cause.
+                if (yield from _until_broken(deque([point]), 1, simulate)):
+                    yield _without_result(point, KILLED)
     return run
+
+
+def _until_broken(left: deque[Point], workers: int, simulate: Simulate
+                  ) -> Generator[Row, None, list[Point]]:
+    """Rows of points taken from `left`, until none is left or a process dies. Returns the points
+    that were running then."""
+    running: dict[Future[Row], Point] = {}
+    pool = ProcessPoolExecutor(min(workers, len(left)), mp_context=get_context("spawn"),
+                               initializer=_leave_with, initargs=(os.getpid(),))
+    try:
+        while left or running:
+            while left and len(running) < workers:
+                running[pool.submit(simulate, left[0])] = left[0]
+                left.popleft()
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                row = done.result()
+                del running[done]
+                yield row
+    except BrokenProcessPool:
+        return list(running.values())
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return []
 
 
 def _leave_with(parent: int) -> None:
@@ -177,19 +129,31 @@ def ray_runner(address: str) -> Runner:
             ray.init(log_to_driver=False, logging_level="error")
         try:
             remote = ray.remote(run_point)
-            waiting = [remote.remote(point) for point in points]
+            waiting = {remote.remote(point): point for point in points}
             while waiting:
-                ready, waiting = ray.wait(waiting)
-                yield from ray.get(ready)
+                for ready in ray.wait(list(waiting))[0]:
+                    try:
+                        row = ray.get(ready)
+                    except ray.exceptions.RayError:
+                        row = _without_result(waiting[ready], KILLED)
+                    del waiting[ready]
+                    yield row
         finally:
             ray.shutdown()
     return run
 
 
+def has_result(results: Results, point: Point) -> bool:
+    """Whether a point was simulated before."""
+    row = results.rows.get(point.key)
+    return row is not None and row["error"] is None
+
+
 def sweep(points: list[Point], results: Results, runner: Runner,
           on_progress: Callable[[int, int], None] | None = None) -> list[Row]:
-    """Run the points that have no row yet; the rows of all points, in the plan's order."""
-    left = [point for point in points if point.key not in results.rows]
+    """Run the points without a result; the rows of all points, in the plan's order. A point that
+    could not work before runs again: what it lacked may be there now."""
+    left = [point for point in points if not has_result(results, point)]
     done = len(points) - len(left)
     for row in runner(left):
         results.add(row)
@@ -197,31 +161,3 @@ def sweep(points: list[Point], results: Results, runner: Runner,
         if on_progress is not None:
             on_progress(done, len(points))
     return [results.rows[point.key] for point in points]
-
-
-def write_table(rows: list[Row], stem: Path) -> Path:
-    """The rows as Parquet, or as CSV where pyarrow is not installed. The path written."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        path = stem.with_suffix(".csv")
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(rows)
-        return path
-    path = stem.with_suffix(".parquet")
-    columns = {name: _column([row.get(name) for row in rows]) for name in names}
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-def _column(values: list[Any]) -> list[Any]:
-    """Of one type: a name that is text in one row and a number in another becomes text."""
-    kinds = {type(value) for value in values if value is not None}
-    if len(kinds) <= 1 or kinds == {int, float}:
-        return values if kinds != {int, float} else [
-            None if value is None else float(value) for value in values]
-    return [None if value is None else str(value) for value in values]

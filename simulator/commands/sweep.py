@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from simulator.commands.common import check_places, out, plain_errors, progress
+from simulator.errors import WorkloadError
+from simulator.plan import Point, read_plan, shorten
 from simulator.report import NOTHING
-from simulator.sweep import Results, Row, local_runner, ray_runner, read_plan, write_table
+from simulator.results import Results, Row, table_path, write_table
+from simulator.sweep import has_result, local_runner, ray_runner
 from simulator.sweep import sweep as run_sweep
 
 FIGURES = {"req/s": ("request_throughput", ".2f"), "output tok/s": ("output_throughput", ",.0f"),
            "p99 TTFT ms": ("p99_ttft_ms", ",.0f"), "p99 TPOT ms": ("p99_tpot_ms", ",.1f"),
-           "mean E2EL ms": ("mean_e2el_ms", ",.0f"), "preempt.": ("preemptions", ",d"),
+           "mean E2EL ms": ("mean_e2el_ms", ",.0f"), "preempt.": ("preemptions", ",.0f"),
            "diverges at": ("utilisation", ".2f")}
 
 Plan = Annotated[Path, typer.Argument(help="TOML with [base] and [grid]")]
@@ -31,24 +35,45 @@ Most = Annotated[int, typer.Option("--show", min=0, help="rows to print; 0: all"
 def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None,
           show: Most = 40) -> None:
     """Simulate every combination of a plan; results to JSON Lines, and to Parquet or CSV."""
-    check_places(results)
     points = read_plan(plan)
+    place = results or plan.with_suffix(".results.jsonl")
+    _check_outputs(plan, points, place)
     runner = ray_runner(ray) if ray else local_runner(workers or os.cpu_count() or 1)
-    store = Results(results or plan.with_suffix(".results.jsonl"))
-    known = sum(point.key in store.rows for point in points)
-    out.print(f"{len(points):,} points, {known:,} of them done before", markup=False)
-    with progress("sweeping") as update:
-        rows = run_sweep(points, store, runner, update)
-    out.print(_table(rows, points[0].values, show))
+    with Results(place) as store:
+        for note in store.notes:
+            out.print(f"note: {note}", markup=False)
+        known = sum(has_result(store, point) for point in points)
+        out.print(f"{len(points):,} points, {known:,} of them done before", markup=False)
+        with progress("sweeping") as update:
+            rows = run_sweep(points, store, runner, update)
+        _print(rows, points[0].values, show)
+        write_table(rows, table_path(place))
+    out.print(f"rows      {place}", markup=False)
+    out.print(f"table     {table_path(place)}", markup=False)
+
+
+def _check_outputs(plan: Path, points: list[Point], rows: Path) -> None:
+    """WorkloadError before any simulation if what comes of it could not be kept, or would
+    overwrite what the plan reads."""
+    table = table_path(rows)
+    check_places(rows, table)
+    read = {path.resolve() for path in (plan, *(file for point in points for file in point.files))}
+    for path in (rows, table):
+        if path.resolve() in read:
+            raise WorkloadError(f"{path} would be overwritten, and the plan reads it: choose "
+                                f"another --out")
+
+
+def _print(rows: list[Row], named: Iterable[str], show: int) -> None:
+    """The table, then each point without a result."""
+    out.print(_table(rows, named, show))
     if show and len(rows) > show:
         out.print(f"{len(rows) - show:,} more rows: --show 0 prints them", markup=False)
-    names = _varied(rows, points[0].values) or list(points[0].values)
+    names = _varied(rows, named) or list(named)
     for row in rows:
-        if row["error"]:
-            values = ", ".join(f"{name} = {row.get(name)!r}" for name in names)
+        if row["error"] is not None:
+            values = ", ".join(f"{name} = {shorten(row.get(name))}" for name in names)
             out.print(f"no result for {values}: {row['error']}", markup=False)
-    out.print(f"rows      {store.path}", markup=False)
-    out.print(f"table     {write_table(rows, store.path.with_suffix(''))}", markup=False)
 
 
 def _varied(rows: list[Row], named: Iterable[str]) -> list[str]:
@@ -64,12 +89,12 @@ def _table(rows: list[Row], named: Iterable[str], show: int) -> Table:
         table.add_column(name, overflow="fold")
     for row in rows[:show or None]:
         figures = [_figure(row, name, form) for name, form in FIGURES.values()]
-        table.add_row(*(str(row.get(name, "")) for name in varied), *figures)
+        table.add_row(*(escape(str(row.get(name, ""))) for name in varied), *figures)
     return table
 
 
 def _figure(row: Row, name: str, form: str) -> str:
     """Empty where a row has no such figure, a dash where no request was completed."""
-    if row.get(name) is None:
-        return ""
+    if not isinstance(row.get(name), (int, float)):
+        return "" if row.get(name) is None else str(row[name])
     return format(row[name], form) if row.get("completed") or name == "preemptions" else NOTHING

@@ -14,16 +14,10 @@ from typer.testing import CliRunner
 
 from simulator.__main__ import app
 from simulator.errors import WorkloadError
+from simulator.plan import read_plan
+from simulator.results import Results, table_path, write_table
 from simulator.scenario import run_scenario
-from simulator.sweep import (
-    Results,
-    local_runner,
-    ray_runner,
-    read_plan,
-    run_point,
-    sweep,
-    write_table,
-)
+from simulator.sweep import local_runner, ray_runner, run_point, sweep
 
 PLAN = """
 [base]
@@ -88,15 +82,17 @@ def test_a_killed_sweep_goes_on_after_its_last_whole_row(plan, tmp_path):
         ran.extend(left)
         yield from local_runner(1)(left)
 
-    with pytest.raises(KeyboardInterrupt):
-        sweep(points, Results(path), killed)
+    with pytest.raises(KeyboardInterrupt), Results(path) as store:
+        sweep(points, store, killed)
     with path.open("a") as file:
         file.write('{"key": "torn')
-    rows = sweep(points, Results(path), counting)
+    with Results(path) as store:
+        rows = sweep(points, store, counting)
     assert len(ran) == 5 and [row["key"] for row in rows] == [point.key for point in points]
     lines = path.read_text().splitlines()
     assert len(lines) == 8 and all(json.loads(line)["completed"] == 15 for line in lines)
-    assert sweep(points, Results(path), counting) == rows and len(ran) == 5
+    with Results(path) as store:
+        assert sweep(points, store, counting) == rows and len(ran) == 5
 
 
 def test_two_processes_bring_the_rows_one_brings(plan):
@@ -109,10 +105,11 @@ def test_two_processes_bring_the_rows_one_brings(plan):
 
 def test_a_point_that_cannot_work_is_a_row_with_the_reason(plan, tmp_path):
     plan.write_text(PLAN.replace('"static"]', '"magic"]').replace("[10, 40]", '[10, "fast"]'))
-    rows = sweep(read_plan(plan), Results(tmp_path / "r.jsonl"), local_runner(1))
+    with Results(tmp_path / "r.jsonl") as store:
+        rows = sweep(read_plan(plan), store, local_runner(1))
     assert sum(row["error"] is None for row in rows) == 2
     assert any("magic" in (row["error"] or "") for row in rows)
-    assert any("wrong type" in (row["error"] or "") for row in rows)
+    assert any("poisson = 'fast' must be a number" in (row["error"] or "") for row in rows)
 
 
 def test_a_changed_trace_is_another_point_and_a_moved_one_the_same(tmp_path):
@@ -133,12 +130,14 @@ def test_rows_become_parquet_and_csv_where_pyarrow_is_missing(tmp_path, monkeypa
     rows = [{"key": "a", "rate": 1, "error": None, "size": 16},
             {"key": "b", "rate": 1.5, "error": "no", "size": "x"}]
     pq = pytest.importorskip("pyarrow.parquet")
-    path = write_table(rows, tmp_path / "rows")
+    path = table_path(tmp_path / "rows.jsonl")
+    write_table(rows, path)
     assert pq.read_table(path).to_pylist() == [
         {"key": "a", "rate": 1.0, "error": None, "size": "16"},
         {"key": "b", "rate": 1.5, "error": "no", "size": "x"}]
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    path = write_table(rows, tmp_path / "rows")
+    path = table_path(tmp_path / "rows.jsonl")
+    write_table(rows, path)
     assert path.read_text().splitlines() == ["key,rate,error,size", "a,1,,16", "b,1.5,no,x"]
 
 
