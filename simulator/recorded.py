@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.core.batch import Batch
 from engine.core.events import LoadedLog
 from simulator.errors import ReplayError
 
@@ -24,17 +25,17 @@ class RecordedStep:
     withdrew: str | None = None  # "before" its tokens: the whole step failed; "after": rows did
     finishes: dict[str, tuple[str, str | None]] = field(default_factory=dict)  # reason, error
 
-    def failure(self, requests: Sequence[str]) -> str | None:
+    def failure(self, batch: Batch) -> str | None:
         """Why the step failed as a whole; None if it did not, or only single rows did."""
         if self.time is not None and "error" in self.time:
             return str(self.time["error"])
-        # A log from before the `time` event said so: by what the step's requests ended with.
-        errors = [self.finishes[name][1] or "" for name in requests
-                  if self.finishes.get(name, ("",))[0] == "error"]
-        if not errors or self.withdrew == "after":
-            return None
-        # Without blocks to withdraw, a failed step and one whose every row failed look alike.
-        return errors[0] if self.withdrew == "before" or len(errors) == len(requests) else None
+        # A log from before the `time` event said so: rows fail alone after their tokens were
+        # taken in, and never in mid-prompt.
+        errors = {row: self.finishes[request.id][1] or ""
+                  for row, request in enumerate(batch.requests)
+                  if self.finishes.get(request.id, ("",))[0] == "error"}
+        whole = self.withdrew == "before" or any(row in batch.partial for row in errors)
+        return next(iter(errors.values()), None) if whole else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, TextIO
 
-import simpy
-
 from engine.core.batch import Batch, RowFailed
 from engine.core.config import SchedulerConfig
 from engine.core.errors import RequestError
@@ -73,15 +71,11 @@ def replay(log: LoadedLog, *, copy_to: TextIO | None = None,
     compare = _Compare(log.events[:recording.num_events], report, copy_to)
     header = {**log.header, "mode": "replayed"}
     events = EventLog(compare, header)  # type: ignore[arg-type]  # all it needs is write()
-    env = simpy.Environment()
     scheduler = Scheduler(config, emit=events.emit)
     compare.on_reset = scheduler.reset_prefix_cache
-    _Twin(env, EngineLoop(scheduler, events), recording, on_step)
-    try:
-        env.run()
+    with suppress(_Diverged):
+        _Twin(EngineLoop(scheduler, events), recording, on_step).run()
         compare.finish()
-    except _Diverged:
-        pass
     return report
 
 
@@ -139,88 +133,78 @@ class _Compare:
 class _Twin:
     """The engine of a replay: the loop turns at the recorded times, with the recorded results."""
 
-    def __init__(self, env: simpy.Environment, loop: EngineLoop, recording: Recording,
+    def __init__(self, loop: EngineLoop, recording: Recording,
                  on_step: Callable[[int, int], None] | None):
-        self.env, self.loop, self.steps, self._on_step = env, loop, recording.steps, on_step
+        self.loop, self.steps, self._on_step = loop, recording.steps, on_step
         self._ahead = recording.ahead
         self._known: dict[str, Request] = {}
+        self._now = 0.0
         self._end: float | None = None  # when the step in hand ended, until the loop has asked
-        self._work = env.event()
-        env.process(self._arrivals())
-        env.process(self._run())
 
-    # ----------------------------------------------------------------- arrivals
-    def _arrivals(self) -> Generator[simpy.Event, Any, None]:
-        """Each step's intake comes halfway between the turn before, which did not see it, and its
-        own: exact against rounding of the recorded times."""
-        before = 0.0
-        for step in self.steps:
-            if step.intake:
-                middle = max((before + step.begin) / 2, self.env.now)
-                yield self.env.timeout(middle - self.env.now)
-                for event in step.intake:
-                    self._take_in(event)
-                if not self._work.triggered:
-                    self._work.succeed()
-            before = step.begin
-
-    def _take_in(self, event: dict[str, Any]) -> None:
-        """An arrival, a refusal, or an abort (known by the `finish` it caused)."""
+    def run(self) -> None:
+        """Until the log is over. The loop ends wherever the recorded one had nothing to do, and
+        is woken by what came in next. _Diverged at the first difference."""
         scheduler = self.loop.scheduler
-        if event["e"] == "finish":
-            scheduler.abort(event["request"], event["reason"], event.get("error"))
-        elif event["e"] == "reject":
-            scheduler.reject(Request(event["request"], 1, SamplingParams()), event["error"])
-        else:
-            request = self._known[event["request"]] = _request_of(event, self._known)
-            # Not loop.submit: a deadline that passed is in the log as the abort it caused. A
-            # refusal writes an event of its own, which differs from the recorded arrival.
-            with suppress(RequestError):
-                scheduler.submit(request)
+        goes_on = True
+        while goes_on and scheduler.num_steps < len(self.steps):
+            self._take_in(scheduler.num_steps)
+            self._until(self.steps[scheduler.num_steps].begin)
+            goes_on = self._turn(self.loop.steps(self._clock, ahead=self._ahead))
 
-    # ----------------------------------------------------------------- the engine
-    def _run(self) -> Generator[simpy.Event, Any, None]:
-        scheduler = self.loop.scheduler
-        while True:
-            if not scheduler.has_unfinished():
-                yield from self._rest(scheduler)
-            yield from self._until(self._begin(scheduler.num_steps))
-            turns = self.loop.steps(self._clock, ahead=self._ahead)
-            batch = next(turns, None)
-            due: Batch | None = None  # ahead: executing, not answered yet
-            while batch is not None:
-                answered, due = (due, batch) if self._ahead else (batch, None)
-                result = StepResult([]) if answered is None else self._answer(answered)
-                if result is None:
-                    return  # a log cut short: there is nothing to answer with
-                yield from self._until(max(self._end or 0.0, self._next_begin(batch)))
-                if result.error is not None:
-                    due = None  # what was started on top of it fails with it
-                if self._on_step is not None:
-                    self._on_step(batch.step + 1, len(self.steps))
-                try:
-                    batch = turns.send(result)
-                except StopIteration:
-                    batch = None
+    def _turn(self, turns: Generator[Batch, StepResult, None]) -> bool:
+        """Turn until nothing is unfinished. False if a log cut short has no answer to a batch."""
+        due: Batch | None = None  # ahead: executing, not answered yet
+        batch = next(turns, None)
+        while batch is not None:
+            answered, due = (due, batch) if self._ahead else (batch, None)
+            result = StepResult([]) if answered is None else self._answer(answered)
+            if result is None:
+                return False
+            if result.error is not None:
+                due = None  # what was started on top of it fails with it
+            self._go_on(batch.step, result)
+            if self._on_step is not None:
+                self._on_step(batch.step + 1, len(self.steps))
+            try:
+                batch = turns.send(result)
+            except StopIteration:
+                batch = None
+        return True
 
-    def _rest(self, scheduler: Scheduler) -> Generator[simpy.Event, Any, None]:
-        """Idle until something comes in. A step that took nothing in was caused by an abort of
-        what had ended already."""
-        number = scheduler.num_steps
-        if number < len(self.steps) and not self.steps[number].intake:
+    # ----------------------------------------------------------------- what comes in
+    def _go_on(self, number: int, result: StepResult) -> None:
+        """The next step begins at its time, and its intake is there by then. But a loop that looked
+        ahead and had nothing left has settled its last, empty step before anything else came in;
+        what a failed step undid is settled at once, too, and that loop may go on."""
+        time = self._end or 0.0
+        step = self.steps[number] if number < len(self.steps) else None
+        if self._ahead and step is not None and step.time is not None and (
+                step.settled_first and result.error is None):
+            time = max(time, float(step.time["t"]))
+        elif number + 1 < len(self.steps):
+            self._take_in(number + 1)
+            time = max(time, self.steps[number + 1].begin)
+        self._until(time)
+
+    def _take_in(self, number: int) -> None:
+        """What came in before a step: arrivals, refusals, and aborts (known by the `finish` they
+        caused). A step that was made for nothing else came of an abort of what had ended."""
+        step, scheduler = self.steps[number], self.loop.scheduler
+        if not step.intake:
             scheduler.abort("")
-        else:
-            self._work = self.env.event()
-            yield self._work
+        for event in step.intake:
+            if event["e"] == "finish":
+                scheduler.abort(event["request"], event["reason"], event.get("error"))
+            elif event["e"] == "reject":
+                scheduler.reject(Request(event["request"], 1, SamplingParams()), event["error"])
+            else:
+                request = self._known[event["request"]] = _request_of(event, self._known)
+                # Not loop.submit: a deadline that passed is in the log as the abort it caused. A
+                # refusal writes an event of its own, which differs from the recorded arrival.
+                with suppress(RequestError):
+                    scheduler.submit(request)
 
-    def _next_begin(self, batch: Batch) -> float:
-        """The loop goes on when the next step begins, whose arrivals are there by then. A loop
-        that looked ahead and ran out of work ended before they came."""
-        step = self.steps[batch.step] if batch.step < len(self.steps) else None
-        if self._ahead and step is not None and step.settled_first:
-            return 0.0
-        return self._begin(batch.step + 1)
-
+    # ----------------------------------------------------------------- results and time
     def _answer(self, batch: Batch) -> StepResult | None:
         """The recorded result of a batch; None if the log ends before it."""
         step = self.steps[batch.step] if batch.step < len(self.steps) else None
@@ -229,17 +213,13 @@ class _Twin:
         self._end = float(step.time["t"])
         return _result(step, batch)
 
-    def _begin(self, number: int) -> float:
-        return self.steps[number].begin if number < len(self.steps) else 0.0
-
-    def _until(self, time: float) -> Generator[simpy.Event, Any, None]:
-        if time > self.env.now:
-            yield self.env.timeout(time - self.env.now)
+    def _until(self, time: float) -> None:
+        self._now = max(self._now, time)
 
     def _clock(self) -> float:
         """The loop asks twice a turn: when the step has ended, then for the next one's begin."""
         end, self._end = self._end, None
-        return self.env.now if end is None else end
+        return self._now if end is None else end
 
 
 def _request_of(event: dict[str, Any], known: dict[str, Request]) -> Request:
@@ -257,7 +237,7 @@ def _result(step: RecordedStep, batch: Batch) -> StepResult:
     cost = {name: value for name, value in step.time.items()
             if name not in ("n", "t", "e", "step", "seconds", "error")} | {"source": "replayed"}
     seconds = step.time["seconds"]
-    failure = step.failure([request.id for request in batch.requests])
+    failure = step.failure(batch)
     if failure is not None:
         return StepResult([], seconds, cost, error=failure)
     tokens: list[Any] = list(step.tokens)
