@@ -121,9 +121,11 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         config, chosen = engine_config(spec, device, tp=tp, **(config or {}))
         notes += chosen
     price = cost or Roofline(spec, device, tp=tp, block_size=config.block_size, graphs=graphs)
-    header = run_header("simulated", config, spec, device, seed, workload.name)
+    header = run_header("simulated", config, spec, device, seed, workload.name, tp)
     replicas = split.replicas if split else replicas
-    make_loop, logs = _loops(config, header, log, keep_events, replicas, parts or {})
+    paths = [] if log is None else [_replica_path(Path(log), number, replicas)
+                                    for number in range(replicas)]
+    make_loop, logs = _loops(config, header, paths, keep_events, parts or {})
     settings: dict[str, Any] = {"router": make_router(router, seed), "bounds": bounds,
                                 "failures": failures, "on_progress": on_progress}
     if split is None:
@@ -135,6 +137,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     begun, cpu = time.perf_counter(), time.process_time()
     try:
         timings = world.run()
+        _remove_stale(logs, paths)
     finally:
         for events in logs:
             events.close()
@@ -152,21 +155,19 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         stopped=world.stopped, divergence=growth,
         transfers=world.transfers if isinstance(world, SplitWorld) else None,
         logs=[events.events for events in logs if events.events is not None],
-        log_paths=[] if log is None else [_replica_path(Path(log), number, replicas)
-                                          for number in range(replicas)])
+        log_paths=paths)
 
 
-def _loops(config: SchedulerConfig, header: dict[str, Any], log: str | Path | None,
-           keep_events: bool, replicas: int, parts: Mapping[str, Any]
+def _loops(config: SchedulerConfig, header: dict[str, Any], paths: Sequence[Path],
+           keep_events: bool, parts: Mapping[str, Any]
            ) -> tuple[Callable[[int], EngineLoop], list[EventLog]]:
     """A maker of each replica's loop, and the list of the logs it opens."""
     logs: list[EventLog] = []
 
     def make_loop(number: int) -> EngineLoop:
         events = None
-        if log is not None or keep_events:
-            target = None if log is None else _replica_path(Path(log), number, replicas)
-            events = EventLog(target, header)
+        if paths or keep_events:
+            events = EventLog(paths[number] if paths else None, header)
             logs.append(events)
         made = {name: make() for name, make in parts.items()}
         return EngineLoop(Scheduler(config, emit=events and events.emit, **made), events)
@@ -174,12 +175,19 @@ def _loops(config: SchedulerConfig, header: dict[str, Any], log: str | Path | No
     return make_loop, logs
 
 
+def _remove_stale(logs: Sequence[EventLog], paths: Sequence[Path]) -> None:
+    """A replica that got no request leaves a header, and not an older run's log, in its place."""
+    for events, path in zip(logs, paths):
+        if not events.num_events and path.is_file():
+            path.unlink()
+
+
 def run_header(mode: str, config: SchedulerConfig, model: ModelSpec, hardware: Hardware, seed: int,
-               workload: str) -> dict[str, Any]:
+               workload: str, tp: int = 1) -> dict[str, Any]:
     """The log header of a run without a device. Holds nothing that changes from run to run."""
     versions = {"python": platform.python_version(), "simpy": importlib.metadata.version("simpy")}
     return {"mode": mode, "config": asdict(config), "model": model.as_dict(),
-            "hardware": hardware.as_dict(), "versions": versions, "seed": seed,
+            "hardware": hardware.as_dict() | {"tp": tp}, "versions": versions, "seed": seed,
             "workload": workload}
 
 
@@ -188,7 +196,8 @@ def _replica_path(path: Path, number: int, replicas: int) -> Path:
 
 
 def _hit_rate(world: World) -> float:
-    stats = [replica.loop.scheduler.prefix_stats for replica in world.replicas]
+    # A decode replica asks its cache, too, and for the prompt that prefill has asked for.
+    stats = [replica.loop.scheduler.prefix_stats for replica in world.entrance]
     queried = sum(each.queried_tokens for each in stats)
     return sum(each.hit_tokens for each in stats) / queried if queried else 0.0
 

@@ -25,7 +25,7 @@ from simulator.errors import WorkloadError
 from simulator.metrics import Summary, summarize
 from simulator.replica import Replica
 from simulator.router import Router
-from simulator.timings import FAILED, REJECTED, Live
+from simulator.timings import FAILED, NEVER, REJECTED, Live, Timings
 from simulator.world import World
 
 KV_LINK = 50.0  # 10^9 bytes a second: a 400 Gbit/s network card, one direction
@@ -79,17 +79,22 @@ class Link:
         self._free_at = 0.0
         self.busy = 0.0  # seconds in which bytes went over it
 
-    def send(self, now: float, size: int) -> float:
-        """When `size` bytes that are ready at `now` have arrived."""
+    def send(self, now: float, size: int) -> tuple[float, float]:
+        """When the last of `size` bytes that are ready at `now` has left, and when it is there."""
         seconds = size / self._rate
         self._free_at = max(self._free_at, now) + seconds
         self.busy += seconds
-        return self._free_at + self._latency
+        return self._free_at, self._free_at + self._latency
+
+    def cut(self, now: float) -> None:
+        """Nothing more goes over it: bytes that have not left were never sent."""
+        self.busy -= max(0.0, self._free_at - now)
+        self._free_at = min(self._free_at, now)
 
 
 @dataclass(slots=True)
 class Transfers:
-    """What went over the links."""
+    """What arrived over the links."""
 
     bytes: int = 0
     seconds: array = field(default_factory=lambda: array("d"))  # of each, waiting included
@@ -123,11 +128,33 @@ class SplitWorld(World):
         """`kv_bytes` a token, all ranks together; the rest as World, whose `replicas` is set."""
         self.split, self._kv_bytes, self._decode_router = split, kv_bytes, decode_router
         self.transfers = Transfers(links=[Link(split) for _ in range(split.prefill)])
+        # By prefill replica and request: the transfer, and when its last byte leaves.
+        self._sending: list[dict[int, tuple[simpy.Process, float]]] = [
+            {} for _ in range(split.prefill)]
         super().__init__(*args, replicas=split.replicas, **more)
+        self.timings.decoding = array("d", [NEVER]) * len(self.workload)
         self.entrance, self._decoders = (self.replicas[:split.prefill],
                                          self.replicas[split.prefill:])
         for replica in self._decoders:
             replica.horizon = self.env.peek  # fed by transfers, not by arrivals
+
+    def run(self) -> Timings:
+        """As World's; a link that the end of the run cuts off was busy until then."""
+        timings = super().run()
+        for link in self.transfers.links:
+            link.cut(self.env.now)
+        return timings
+
+    def _fail(self, replica: Replica, sentence: str, at: float
+              ) -> Generator[simpy.Event, Any, None]:
+        """K/V that a prefill replica had not sent yet is lost with it."""
+        yield from super()._fail(replica, sentence, at)
+        if replica in self.entrance:
+            number = self.entrance.index(replica)
+            self.transfers.links[number].cut(at)
+            for process, left in self._sending[number].values():
+                if left > at:
+                    process.interrupt()
 
     def _request(self, index: int, block_size: int) -> Request:
         """As it goes to prefill: for its first token only."""
@@ -172,18 +199,27 @@ class SplitWorld(World):
             return
         target = up[self._decode_router.choose(up, request)]
         target.outstanding += 1
-        now, size = self.env.now, request.num_prompt * self._kv_bytes
-        link = self.transfers.links[self.replicas.index(replica)]
-        arrives = link.send(now, size)
-        self.transfers.bytes += size
-        self.transfers.seconds.append(arrives - now)
-        self.env.process(self._deliver(target, request, arrives - now))
+        number = self.replicas.index(replica)
+        size = request.num_prompt * self._kv_bytes
+        left, arrives = self.transfers.links[number].send(self.env.now, size)
+        self.timings.decoding[request.user.index] = NEVER
+        sending = self._sending[number]
+        process = self.env.process(self._deliver(target, request, size, arrives, sending))
+        sending[request.user.index] = process, left
 
-    def _deliver(self, target: Replica, request: Request, seconds: float
-                 ) -> Generator[simpy.Event, Any, None]:
-        yield self.env.timeout(seconds)
+    def _deliver(self, target: Replica, request: Request, size: int, arrives: float,
+                 sending: dict[int, Any]) -> Generator[simpy.Event, Any, None]:
+        ready = self.env.now
+        lost = False
+        try:
+            yield self.env.timeout(arrives - ready)
+            self.transfers.bytes += size
+            self.transfers.seconds.append(arrives - ready)
+        except simpy.Interrupt:  # its source failed before the last byte had left
+            lost = True
+        sending.pop(request.user.index)
         target.outstanding -= 1
-        if target.down is not None:  # the K/V went nowhere: from the beginning
+        if lost or target.down is not None:  # there is no K/V to go on with: from the beginning
             self.moved += 1
             if not self._send(request.user.index):
                 self._answer(request)

@@ -40,6 +40,8 @@ class Timings:
     state: bytearray = field(default_factory=bytearray)  # PENDING … REJECTED
     gaps: array = field(default_factory=lambda: array("d"))  # of tokens that are not steady
     gap_ends: array = field(default_factory=lambda: array("d"))
+    # When a request's first token came from a decode replica; empty where one engine does both.
+    decoding: array = field(default_factory=lambda: array("d"))
     engines: list[Steps] = field(default_factory=list)
 
     @classmethod
@@ -131,6 +133,8 @@ class Recorder:
             else:  # back after a preemption, or after a step that had no room for it
                 timings.gaps.append(end - live.last)
                 timings.gap_ends.append(end)
+                if timings.decoding and timings.decoding[live.index] == NEVER:
+                    timings.decoding[live.index] = end
         self._rows, self._set = requests, new
         return len(came)
 

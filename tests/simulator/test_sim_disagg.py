@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 from sim_helpers import Price, config
@@ -15,6 +16,8 @@ from engine.core.scheduler import Scheduler
 from engine.loop import EngineLoop
 from simulator.__main__ import app
 from simulator.api import simulate
+from simulator.bounds import Bounds, find_divergence
+from simulator.capacity import usage
 from simulator.chats import chats
 from simulator.disagg import Split, SplitWorld, parse_split
 from simulator.errors import WorkloadError
@@ -24,6 +27,7 @@ from simulator.metrics import compute_metrics
 from simulator.modelspec import load_model
 from simulator.replay import replay
 from simulator.router import make_router
+from simulator.timings import COMPLETED, FAILED
 from simulator.workload import closed_loop, fixed_list, poisson
 
 SMOL, L4 = load_model("smollm2-135m"), load_hardware("l4")
@@ -31,7 +35,8 @@ TENTH = Price(lambda batch: batch.num_tokens / 10)  # ten tokens a second
 LINK = Split(1, 1, bandwidth=1e-7, latency=0.1)  # 100 bytes a second: 0.01 s a 1-byte token
 
 
-def split_world(work, split=LINK, cost=TENTH, logs=None, **values) -> SplitWorld:
+def split_world(work, split=LINK, cost=TENTH, logs=None, failures=(), bounds=None, **values
+                ) -> SplitWorld:
     settings = config(**values)
 
     def loop(number: int) -> EngineLoop:
@@ -42,7 +47,8 @@ def split_world(work, split=LINK, cost=TENTH, logs=None, **values) -> SplitWorld
 
     work = fixed_list(work) if isinstance(work, list) else work
     return SplitWorld(work, loop, cost, router=make_router("least_loaded"),
-                      decode_router=make_router("least_loaded"), split=split, kv_bytes=1)
+                      decode_router=make_router("least_loaded"), split=split, kv_bytes=1,
+                      failures=failures, bounds=bounds)
 
 
 @pytest.mark.parametrize("logged", [False, True])
@@ -147,6 +153,32 @@ def test_a_slow_link_delays_the_second_token_and_not_the_first():
     assert slow["tpot"].mean > 1.5 * fast["tpot"].mean
 
 
+def test_a_queue_for_the_link_and_one_for_decode_diverge_like_one_for_prefill():
+    # 100 requests of 10 tokens, one a second: prefill takes 0.1 s each. A link of 5 bytes a second
+    # carries one in 2 s; a decode replica with one place takes 30 steps of 0.1 s for one.
+    work = [(float(i), 10, 31) for i in range(100)]
+    for link, places, rate in ((5e-9, 256, 1 / 2), (1e-6, 1, 1 / 3)):
+        run = split_world(work, Split(1, 1, bandwidth=link), max_num_seqs=places)
+        growth = find_divergence(run.run())
+        assert growth is not None and growth.served == pytest.approx(rate, rel=0.1)
+        assert growth.prefilled == growth.at_the_end - 1  # but for the one that has just come
+        assert growth.prefilled == pytest.approx(99 * (1 - rate), abs=4)
+        assert "waited" in str(growth) and "for the KV link or a decode replica" in str(growth)
+    assert find_divergence(split_world(work, Split(1, 1, bandwidth=2e-8)).run()) is None
+
+
+def test_requests_for_one_token_wait_for_prefill_only():
+    assert find_divergence(split_world([(float(i), 4, 1) for i in range(100)]).run()) is None
+
+
+def test_a_link_that_carries_less_than_arrives_does_not_hold_an_slo():
+    # A prompt of 100 tokens is 2,304,000 bytes: a link of 0.02 GB/s carries 8.68 a second.
+    work = poisson(1.0, 200, parse_lengths("100"), parse_lengths("5"), seed=1)
+    slow, fast = (usage(simulate(work.faster(rate), SMOL, L4, {}, split=Split(1, 1, 0.02)),
+                        {"ttft_p99": 5.0}) for rate in (6.0, 13.0))
+    assert slow[0] < 0.1 and fast == (math.inf, "the queue diverges")
+
+
 @pytest.mark.parametrize("failures, done", [([(0, 0.1)], 200), ([(2, 0.3)], 200),
                                             ([(2, 0.2), (3, 0.25)], 0)])
 def test_a_replica_that_stops_loses_nothing_while_another_of_its_kind_is_left(failures, done):
@@ -159,6 +191,47 @@ def test_a_replica_that_stops_loses_nothing_while_another_of_its_kind_is_left(fa
     else:
         assert metrics.failed > 100
         assert any("no decode replica is left" in note for note in result.notes)
+
+
+def test_a_prefill_replica_that_stops_sends_nothing_more_and_what_it_had_begins_again_by_hand():
+    # Both replicas get one request of 4 tokens, prefilled at 0.4. A link of 10 bytes a second
+    # sends each from 0.4 to 0.8; it arrives at 0.9. Replica 0 stops at `at`.
+    def stopped(at):
+        run = split_world([(0.0, 4, 2), (0.0, 4, 2)], Split(2, 1, bandwidth=1e-8, latency=0.1),
+                          failures=[(0, at)])
+        return run, run.run()
+
+    # At 0.6 its half is lost: again on replica 1, prefill 0.6 to 1.0, link to 1.4, decode 1.5.
+    run, timings = stopped(0.6)
+    assert run.moved == 1
+    assert list(timings.first) == pytest.approx([1.0, 0.4])
+    assert list(timings.last) == pytest.approx([1.6, 1.0])
+    assert [link.busy for link in run.transfers.links] == pytest.approx([0.2, 0.8])
+    assert run.transfers.bytes == 8 and list(run.transfers.seconds) == pytest.approx([0.5, 0.5])
+    # At 0.85 all bytes have left: they arrive.
+    run, timings = stopped(0.85)
+    assert run.moved == 0 and list(timings.last) == pytest.approx([1.0 + 0.1, 1.0 + 0.1])
+
+
+def test_without_a_prefill_replica_what_was_not_sent_fails():
+    run = split_world([(0.0, 4, 2)] * 5, Split(1, 1, bandwidth=1e-8), failures=[(0, 3.0)])
+    timings = run.run()  # one step to 2.0; three transfers of 0.4 s would end at 3.2
+    assert list(timings.state) == [COMPLETED] * 2 + [FAILED] * 3
+    assert run.transfers.links[0].busy == pytest.approx(1.0) and max(timings.last) < 3.0
+    assert "no replica is left" in run.errors[0]
+
+
+def test_a_link_cut_off_by_the_end_of_the_run_was_busy_until_then():
+    run = split_world([(0.0, 10, 2)], Split(1, 1, bandwidth=1e-9), bounds=Bounds(max_seconds=3.0))
+    run.run()  # prefill to 1.0, then 10 s of transfer
+    assert run.transfers.links[0].busy == pytest.approx(2.0) and run.transfers.bytes == 0
+
+
+def test_the_hit_rate_counts_a_prompt_once():
+    # Two turns, one after the other: 32 tokens, then 32 + 1 + 32 of which the first 32 are there.
+    work = chats(1.0, 1, parse_lengths("32"), parse_lengths("2"), turns=2, think=0.1)
+    result = simulate(work, SMOL, L4, {}, split=Split(1, 2))
+    assert list(work.prompts) == [32, 66] and result.prefix_hit_rate == pytest.approx(32 / 98)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_and_a_long_output_cut():

@@ -192,6 +192,13 @@ def test_a_queue_below_its_capacity_and_one_that_comes_at_once_do_not_diverge():
     assert find_divergence(served(float("inf"), 200).timings) is None
 
 
+def test_a_burst_is_no_rate_and_none_below_zero_is_advised():
+    # All come within 0.1 s or so; the first token of all is there after 1 s.
+    growth = find_divergence(served(1000.0, 100).timings)
+    assert growth.served == 0 and growth.seconds < 0.2
+    assert "a burst, not a rate" in str(growth) and "below 0" not in str(growth)
+
+
 def test_a_run_stops_at_the_bound_on_its_queue_and_on_its_time():
     run = served(2.0, bounds=Bounds(max_queue=100))
     assert "101 requests waiting (the bound is 100)" in run.stopped
@@ -231,7 +238,8 @@ def test_run_takes_chats_failures_and_the_new_settings(tmp_path):
 
 
 def test_a_run_that_cannot_be_served_stops_with_a_sentence_and_exit_code_1():
-    result = call(*RUN, "--poisson", 50_000, "--num-requests", 3000, "--max-queue", 200)
+    result = call(*RUN, "--poisson", 2000, "--num-requests", 3000, "--max-queue", 200,
+                  "--max-num-seqs", 1)
     assert result.exit_code == 1 and "201 requests waiting" in result.output
     assert "the queue diverges" in result.output and "utilisation" in result.output
 
