@@ -29,7 +29,8 @@ class Session:
         params, tokens = self.request.params, self.request.tokens
         if self.tokenizer is not None and tokens is not None:
             self.text = TextStream(
-                Detokenizer(self.tokenizer.decode, tokens), StopFinder(params.stop),
+                Detokenizer(self.tokenizer.decode, tokens, self.tokenizer.fallback),
+                StopFinder(params.stop),
                 params.include_stop_str_in_output, params.min_tokens)
 
     def push(self, token: int, number: int, now: float, logprobs: TokenLogprobs | None) -> str:

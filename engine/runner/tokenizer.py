@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import RequestError
-from engine.runner.detokenizer import Decode
+from engine.runner.byte_fallback import ByteFallback, Decode
 from engine.weights.errors import ModelNotFound
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
@@ -23,6 +23,7 @@ class TextTokenizer:
         # The Rust tokenizer decodes ten times faster than its transformers wrapper.
         fast = getattr(tokenizer, "backend_tokenizer", None)
         self.decode: Decode = self._slow_decode if fast is None else fast.decode
+        self.fallback = None if fast is None else ByteFallback.of(fast)
 
     @property
     def eos_token_id(self) -> int | None:

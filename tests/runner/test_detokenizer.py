@@ -105,6 +105,18 @@ def test_special_tokens_have_no_text(bpe):
     assert "".join(pieces_of(bpe.decode, [], [*the, end, *the])) == "thethe"
 
 
+@given(st.lists(st.one_of(st.integers(0, 319).map(lambda token: [token]),
+                          st.integers(7, 70).map(lambda count: [0] * count)),  # 0 is <end>
+                max_size=12).map(lambda parts: sum(parts, [])))
+def test_many_special_tokens_push_out_no_context(bpe, ids):
+    assert "".join(pieces_of(bpe.decode, [], ids)) == bpe.decode(ids)
+
+
+def test_special_tokens_may_come_between_the_bytes_of_a_character(bpe):
+    first, *rest = bpe.encode("🦊").ids
+    assert pieces_of(bpe.decode, [], [first, *[0] * 99, *rest])[-2:] == ["🦊", ""]
+
+
 def test_a_token_costs_the_same_early_and_late(bpe):
     lengths = []
 
@@ -194,6 +206,37 @@ def test_min_tokens_lets_early_stop_strings_pass():
     stream = Letters("END", "a", "END").stream(["END"], unchecked=2)
     assert [stream.push(n) for n in range(3)] == ["END", "a", ""]
     assert stream.stop == "END" and stream.text == "ENDa"
+
+
+def test_a_stop_string_may_begin_within_min_tokens_and_end_after():
+    stream = Letters("a", "EN", "D").stream(["END"], unchecked=2)
+    assert [stream.push(n) for n in range(3)] == ["a", "", ""]
+    assert stream.stop == "END" and stream.text == "a"
+
+
+def test_a_stop_string_that_min_tokens_let_pass_is_not_found_in_a_longer_one_that_is_held_back():
+    stream = Letters("xab", "d", "xab", "c").stream(["ab", "xabc"], unchecked=1)
+    assert [stream.push(n) for n in range(3)] == ["", "xabd", "x"]
+    assert stream.stop == "ab" and stream.text == "xabdx"
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=10),
+       st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.integers(0, 6))
+def test_with_min_tokens_a_stop_string_counts_if_it_ends_after_them(pieces, stops, unchecked):
+    text, early = "".join(pieces), len("".join(pieces[:unchecked]))
+    expected = text, None
+    for end in range(early + 1, len(text) + 1):
+        if done := [stop for stop in stops if text[:end].endswith(stop)]:
+            stop = max(done, key=len)
+            expected = text[:end - len(stop)], stop
+            break
+    stream = Letters(*pieces).stream(stops, unchecked=unchecked)
+    for token in range(len(pieces)):
+        stream.push(token)
+        if stream.stop:
+            break
+    stream.finish()
+    assert (stream.text, stream.stop) == expected
 
 
 def test_every_stop_string_of_real_text_is_found(bpe):

@@ -1,0 +1,91 @@
+"""What a simulated run's logs tell later commands: nothing of older runs, and how many ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.core.events import read_log
+from simulator.api import simulate
+from simulator.calibrate import calibrate
+from simulator.compare import compare
+from simulator.errors import ReplayError
+from simulator.fromlog import tp_of
+from simulator.hardware import load_hardware
+from simulator.lengths import parse_lengths
+from simulator.observe import observe
+from simulator.workload import fixed_list, poisson
+
+H100 = load_hardware("h100")
+
+
+def test_a_replica_without_requests_leaves_no_older_runs_log_in_place(tmp_path):
+    path = tmp_path / "run.jsonl"
+    many = simulate(fixed_list([(0.0, 8, 2)] * 6), "smollm2-135m", H100, replicas=3, log=path)
+    assert all(len(read_log(each).events) > 10 for each in many.log_paths)
+    one = simulate(fixed_list([(0.0, 8, 2)]), "smollm2-135m", H100, replicas=3, log=path)
+    events = [read_log(each).events for each in one.log_paths]
+    assert events[0] and events[1:] == [[], []]
+    assert read_log(one.log_paths[2]).header["workload"] == "list"
+
+
+def test_a_run_that_fails_at_its_start_destroys_no_log(tmp_path):
+    path = tmp_path / "run.jsonl"
+    simulate(fixed_list([(0.0, 8, 2)]), "smollm2-135m", H100, log=path)
+    before = path.read_bytes()
+
+    class Breaks:
+        def seconds(self, batch):
+            raise RuntimeError("no price")
+
+        cost = seconds
+
+    with pytest.raises(RuntimeError):
+        simulate(fixed_list([(9.0, 8, 2)]), "smollm2-135m", H100, replicas=2, cost=Breaks(),
+                 log=path)
+    assert path.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def of_four(tmp_path_factory):
+    """The log of a run on 4 ranks."""
+    path = tmp_path_factory.mktemp("tp") / "run.jsonl"
+    simulate(poisson(5.0, 12, parse_lengths("100:400"), parse_lengths("10:30")), "llama-3.1-70b",
+             H100, tp=4, log=path)
+    return read_log(path)
+
+
+def test_a_run_of_four_ranks_is_compared_with_four(of_four):
+    errors = [figure.error for figure in compare(of_four, "run", H100).figures]
+    assert max(abs(error or 0.0) for error in errors) < 1e-6
+
+
+def test_a_log_that_tells_no_ranks_is_of_one_unless_they_are_given(of_four):
+    old = read_without_tp(of_four)
+    assert tp_of(old.header, "old") == 1
+    assert {f.name: f.error for f in compare(old, "old", H100).figures}["tpot mean"] > 1.0
+    told = compare(old, "old", H100, tp=4)
+    assert max(abs(figure.error or 0.0) for figure in told.figures) < 1e-6
+
+
+def read_without_tp(log):
+    device = {name: value for name, value in log.header["hardware"].items() if name != "tp"}
+    return type(log)(log.header | {"hardware": device}, log.events)
+
+
+@pytest.mark.parametrize("tp", [0, "4", True, 1.5])
+def test_a_header_with_no_such_number_of_ranks_is_one_sentence(tp):
+    with pytest.raises(ReplayError, match="run: the log's header has tp=.*, must be a whole"):
+        tp_of({"hardware": {"tp": tp}}, "run")
+
+
+def test_steps_of_four_ranks_are_fitted_as_such(of_four):
+    from dataclasses import replace
+
+    from simulator.basis import Reference
+    run = observe(of_four, "run")
+    assert run.tp == 4
+    fits = [calibrate([each], "m", Reference(H100.tflops, H100.bandwidth), hold_out=0.0)
+            for each in (run, replace(run, tp=1))]
+    # Streaming a quarter of the weights is what takes most of a step.
+    weights = [fit.machine.coefficients["weights"] for fit in fits]
+    assert weights[0] == pytest.approx(4 * weights[1], rel=0.5)
