@@ -10,7 +10,7 @@ from engine.core.events import LoadedLog
 from simulator.api import Simulation, simulate
 from simulator.cost import CostModel
 from simulator.errors import ReplayError
-from simulator.fromlog import incomplete_of, occupancy, workload_from_log
+from simulator.fromlog import incomplete_of, occupancy, tp_of, workload_from_log
 from simulator.hardware import Hardware
 from simulator.metrics import LATENCIES, Metrics, compute_metrics
 from simulator.modelspec import ModelSpec, from_header
@@ -48,21 +48,24 @@ class Comparison:
 
 def compare(log: LoadedLog, name: str, hardware: Hardware,
             make_cost: Callable[[ModelSpec, int], CostModel] | None = None, *,
+            tp: int | None = None,
             on_progress: Callable[[int, int], None] | None = None) -> Comparison:
     """Simulate a log's workload with its own configuration and put both runs side by side.
 
     `make_cost(model, block_size)` builds the cost model; without it the roofline of `hardware`
-    prices the steps. Only requests that the real run completed count, on both sides; where the
-    log's end cuts some off, the whole run's figures are left out. ReplayError or WorkloadError if
-    the log holds no run, or completed nothing.
+    prices the steps of `tp` ranks, by default as many as the log's header tells. Only requests that
+    the real run completed count, on both sides; where the log's end cuts some off, the whole run's
+    figures are left out. ReplayError or WorkloadError if the log holds no run, or completed
+    nothing.
     """
     config = config_of(log.header)
     if not isinstance(log.header.get("model"), dict):
         raise ReplayError(f"{name}: the log's header does not describe the model")
     model = from_header(log.header["model"])
     cost = make_cost(model, config.block_size) if make_cost else None
+    ranks = tp_of(log.header, name) if tp is None else tp
     simulation = simulate(workload_from_log(log, name), model, hardware, config, cost=cost,
-                          keep_events=True, on_progress=on_progress)
+                          tp=ranks, keep_events=True, on_progress=on_progress)
     assert simulation.events is not None
     real = timings_from_log(log.events)
     curves = [occupancy(events, config.num_blocks) for events in (log.events, simulation.events)]

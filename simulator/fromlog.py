@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
@@ -9,8 +10,18 @@ from struct import pack
 from typing import Any
 
 from engine.core.events import LoadedLog
-from simulator.errors import WorkloadError
+from simulator.errors import ReplayError, WorkloadError
 from simulator.workload import Workload
+
+
+def tp_of(header: Mapping[str, Any], name: str) -> int:
+    """Ranks that shared the model: 1 in logs that do not tell. ReplayError for no such number."""
+    device = header.get("hardware")
+    tp = device.get("tp", 1) if isinstance(device, Mapping) else 1
+    if type(tp) is not int or tp < 1:
+        raise ReplayError(f"{name}: the log's header has tp={tp!r}, must be a whole number of at "
+                          f"least 1")
+    return tp
 
 
 def workload_from_log(log: LoadedLog, name: str) -> Workload:
@@ -61,18 +72,22 @@ def incomplete_of(log: LoadedLog) -> tuple[list[int], int]:
 
 
 def _arrivals(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The `arrive` events by request, `at` moved to the turn that woke an idle engine."""
+    """The `arrive` events by request, `at` moved to the turn that woke an idle engine.
+
+    Who came while the last step of others ran did not wait for an idle engine."""
     arrived: dict[str, dict[str, Any]] = {}
-    alive, idle, turn = 0, True, 0.0
+    alive, idle, turn, ended, latest = 0, True, 0.0, -math.inf, -math.inf
     for event in events:
         kind = event["e"]
         if kind == "step_begin":
-            idle, turn = alive == 0, event["t"]
+            idle, turn, ended = alive == 0, event["t"], latest
         elif kind == "arrive":
             alive += 1
-            arrived[event["request"]] = event | {"at": turn} if idle else event
+            moved = idle and event["at"] >= ended
+            arrived[event["request"]] = event | {"at": turn} if moved else event
         elif kind == "finish":
             alive -= 1
+        latest = event["t"]
     return arrived
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from engine.core.events import LoadedLog
 from simulator.errors import CalibrationError
+from simulator.fromlog import tp_of
 from simulator.modelspec import ModelSpec, from_header
 from simulator.shape import Shape, shape_from
 
@@ -28,6 +29,7 @@ class Run:
     model: ModelSpec
     block_size: int
     steps: list[Observation]
+    tp: int = 1  # ranks that shared the model
 
 
 WARM_UP = 3  # first steps of a run: allocations and caches, not the machine's pace
@@ -46,7 +48,7 @@ def observe(log: LoadedLog, name: str) -> Run:
     if not steps:
         raise CalibrationError(f"{name}: has no step after the first {WARM_UP}: record more")
     size = log.header.get("config", {}).get("block_size", 16)
-    return Run(name, from_header(model), size, steps)
+    return Run(name, from_header(model), size, steps, tp_of(log.header, name))
 
 
 def _steps(events: Iterable[dict[str, Any]]) -> Iterable[Observation]:
