@@ -62,8 +62,9 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
     if not isinstance(log.header.get("model"), dict):
         raise ReplayError(f"{name}: the log's header does not describe the model")
     model = from_header(log.header["model"])
-    cost = make_cost(model, config.block_size) if make_cost else None
     ranks = tp_of(log.header, name) if tp is None else tp
+    model.check_tp(ranks)
+    cost = make_cost(model, config.block_size) if make_cost else None
     simulation = simulate(workload_from_log(log, name), model, hardware, config, cost=cost,
                           tp=ranks, keep_events=True, on_progress=on_progress)
     assert simulation.events is not None

@@ -48,7 +48,9 @@ def observe(log: LoadedLog, name: str) -> Run:
     if not steps:
         raise CalibrationError(f"{name}: has no step after the first {WARM_UP}: record more")
     size = log.header.get("config", {}).get("block_size", 16)
-    return Run(name, from_header(model), size, steps, tp_of(log.header, name))
+    spec, tp = from_header(model), tp_of(log.header, name)
+    spec.check_tp(tp)
+    return Run(name, spec, size, steps, tp)
 
 
 def _steps(events: Iterable[dict[str, Any]]) -> Iterable[Observation]:
