@@ -14,6 +14,7 @@ from simulator.commands.common import check_places, out, plain_errors, progress,
 from simulator.commands.costs import cost_maker
 from simulator.compare import Figure, html_report
 from simulator.compare import compare as compare_runs
+from simulator.fromlog import tp_of
 from simulator.hardware import load_hardware
 
 _SECONDS = ("ttft", "tpot", "itl", "e2el")
@@ -21,23 +22,26 @@ Html = Annotated[Path | None, typer.Option("--html", help="write overlaid curves
 
 Device = Annotated[str | None, typer.Option("--hardware", help="known name or your own file.toml",
                                             show_default="h100")]
+Tp = Annotated[int | None, typer.Option("--tp", help="ranks that share the model",
+                                        show_default="what the log's header tells, or 1")]
 
 
 @plain_errors
 def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")],
-            cost: opt.Cost = None, hardware: Device = None, html: Html = None,
+            cost: opt.Cost = None, hardware: Device = None, tp: Tp = None, html: Html = None,
             json_out: opt.Json = None) -> None:
     """Simulate a real run's workload freely and print both runs' figures with signed errors."""
     check_places(html, json_out)
-    make_cost, priced = cost_maker(cost), []
+    priced = []
     if cost is None and hardware is None:
         priced.append("steps are priced for an h100, because neither --cost nor --hardware is "
                       "given: calibrate makes a machine file of yours")
     hardware = hardware or "h100"
     loaded = read_run(log)
+    ranks = tp_of(loaded.header, log.name) if tp is None else tp
     with progress("simulating") as update:
-        result = compare_runs(loaded, log.name, load_hardware(hardware), make_cost,
-                              on_progress=update)
+        result = compare_runs(loaded, log.name, load_hardware(hardware),
+                              cost_maker(cost, ranks), tp=ranks, on_progress=update)
     for note in (*priced, *result.simulation.notes, *result.notes):
         out.print(f"note: {note}", markup=False)
     out.print(_table(result.figures, f"{log.name} against {cost or hardware}"))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from typer.testing import CliRunner
 
 from engine.core.events import read_log
+from simulator.__main__ import app
 from simulator.api import simulate
+from simulator.basis import Reference
 from simulator.calibrate import calibrate
 from simulator.compare import compare
 from simulator.errors import ReplayError
+from simulator.fitted import Machine, save_machine
 from simulator.fromlog import tp_of
 from simulator.hardware import load_hardware
 from simulator.lengths import parse_lengths
@@ -67,6 +74,21 @@ def test_a_log_that_tells_no_ranks_is_of_one_unless_they_are_given(of_four):
     assert max(abs(figure.error or 0.0) for figure in told.figures) < 1e-6
 
 
+@pytest.mark.parametrize("cost", [(), ("--cost", "machine.toml")])
+def test_the_command_takes_ranks_and_refuses_what_cannot_share_the_model(cost, tmp_path,
+                                                                         monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    simulate(fixed_list([(0.0, 8, 4)]), "smollm2-135m", H100, log="run.jsonl")
+    save_machine(Machine("m", Reference(100.0, 1000.0), {"weights": 1.0, "step": 1.0}),
+                 Path("machine.toml"))
+    call = CliRunner().invoke
+    ran = call(app, ["compare", "run.jsonl", *cost, "--tp", "3"])
+    assert ran.exit_code == 0, ran.output
+    for tp in ("0", "2"):  # 9 query heads
+        wrong = call(app, ["compare", "run.jsonl", *cost, "--tp", tp])
+        assert wrong.exit_code == 2 and "do not divide" in wrong.stderr
+
+
 def read_without_tp(log):
     device = {name: value for name, value in log.header["hardware"].items() if name != "tp"}
     return type(log)(log.header | {"hardware": device}, log.events)
@@ -79,9 +101,6 @@ def test_a_header_with_no_such_number_of_ranks_is_one_sentence(tp):
 
 
 def test_steps_of_four_ranks_are_fitted_as_such(of_four):
-    from dataclasses import replace
-
-    from simulator.basis import Reference
     run = observe(of_four, "run")
     assert run.tp == 4
     fits = [calibrate([each], "m", Reference(H100.tflops, H100.bandwidth), hold_out=0.0)
