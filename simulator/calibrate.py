@@ -15,13 +15,13 @@ import numpy as np
 
 from simulator.basis import NAMES, Basis, Reference
 from simulator.errors import CalibrationError
-from simulator.fitted import Machine
+from simulator.fitted import COEFFICIENT, Machine
 from simulator.observe import Run
 
 MIN_STEPS = 30
 HUBER = 0.15  # relative error beyond which a step's pull stops growing
 CLIP = 4.0  # a step beyond so many times the usual is an accident, not the machine's pace
-SANE = 1e4  # a part 10,000 times slower than ideal is not a measurement of that part
+FASTEST = 5.0  # times an ideal device: caches may hold a small model, but not more than that
 MIN_PACED = 3  # runs; of two, one cannot be told to be the slow one
 PACE_TRUST = 0.8  # what a run's median error says of its pace; the rest is the fit's own
 PACE_ROUNDS = 12
@@ -49,15 +49,18 @@ class Calibration:
     held_out: Errors | None  # None when there was only one run
     held_out_runs: list[str]
     unidentified: dict[str, str]  # coefficient → why the data could not tell it
-    paces: dict[str, float]  # run fitted → its steps' time against the others', 1.1: 10 % slower
+    paces: list[tuple[str, float]]  # of each run fitted: its steps' time against the others', 1.1:
+    # 10 % slower
 
 
 def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out: float = 0.3
               ) -> Calibration:
     """Fit coefficients to all but the last `hold_out` share of the runs, and predict those.
 
-    CalibrationError if there are too few steps, or a coefficient comes out insane.
+    CalibrationError if there are too few steps, a run is given twice, or it comes out that a part
+    would be insanely slow, or the runs faster than the reference can be.
     """
+    _check_different(runs)
     kept = len(runs) - int(round(hold_out * len(runs)))
     training, held = runs[:max(kept, 1)], runs[max(kept, 1):]
     parts = [_columns([run], reference) for run in training]
@@ -65,8 +68,9 @@ def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out:
     if len(y) < MIN_STEPS:
         raise CalibrationError(f"{len(y)} timed steps in {len(training)} runs are too few to fit: "
                                f"record at least {MIN_STEPS}, of different batch sizes and lengths")
+    _check_reference(x, y, reference)
     coefficients, paces = _fit_paced(parts)
-    if (worst := float(coefficients.max())) > SANE:
+    if (worst := float(coefficients.max())) > COEFFICIENT.high:
         part = NAMES[int(coefficients.argmax())]
         raise CalibrationError(f"the fit makes {part!r} {worst:,.0f} times slower than ideal, "
                                f"which no machine is: record runs in which {part!r} matters "
@@ -82,14 +86,39 @@ def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out:
     values = {part: float(f"{value:.6g}") for part, value in zip(NAMES, coefficients)}
     return Calibration(Machine(name, reference, values, fit), trained, predicted,
                        [run.name for run in held], _unidentified(x / y[:, None], coefficients),
-                       {run.name: pace for run, pace in zip(training, paces)})
+                       [(run.name, pace) for run, pace in zip(training, paces)])
+
+
+def _check_different(runs: Sequence[Run]) -> None:
+    """CalibrationError if two runs are one: whatever was fitted to it, it would not be held out."""
+    for number, run in enumerate(runs):
+        for other in runs[:number]:
+            if run.steps == other.steps:  # to the last bit of every duration
+                raise CalibrationError(f"{other.name} and {run.name} hold the same run, which "
+                                       f"would count twice, or be fitted and held out at once: "
+                                       f"give each run once")
+
+
+def _check_reference(x: np.ndarray, y: np.ndarray, reference: Reference) -> None:
+    """CalibrationError if an ideal device would have been much slower than the runs were.
+
+    By all steps together: a single coefficient may be small because another has its share.
+    """
+    for option, rate, unit, parts in (
+            ("tflops", reference.tflops, "TFLOP/s", ("gemm", "head", "prefill")),
+            ("bandwidth", reference.bandwidth, "GB/s", ("weights", "prefix", "decode"))):
+        ideal = float(x[:, [NAMES.index(part) for part in parts]].sum())
+        if (times := ideal / float(y.sum())) > FASTEST:
+            raise CalibrationError(f"these runs are {times:,.1f} times faster than a device of "
+                                   f"{rate:g} {unit} allows: give the --hardware that made them, "
+                                   f"or its --{option}")
 
 
 def _columns(runs: Sequence[Run], reference: Reference) -> tuple[np.ndarray, np.ndarray]:
     """Ideal times [steps, parts] and measured seconds [steps]."""
     rows, seconds = [], []
     for run in runs:
-        basis = Basis(run.model, reference, run.block_size)
+        basis = Basis(run.model, reference, run.block_size, run.tp)
         for observed in run.steps:
             if observed.seconds > 0:
                 rows.append(basis.times(observed.shape))

@@ -11,13 +11,19 @@ from engine.core.batch import Batch
 from simulator.basis import CONTEXT, MEANING, NAMES, Basis, Reference
 from simulator.cost import PARTS, CostModel, StepCost, growing_ends
 from simulator.errors import SpecError
+from simulator.hardware import RATES
 from simulator.modelspec import ModelSpec
 from simulator.shape import Shape, shape_of
-from simulator.tables import number, read_toml
+from simulator.tables import Range, number, read_toml, subtable
 
 # Which part of StepCost each basis time belongs to.
 _PART = {"gemm": "compute", "gemm_8": "compute", "gemm_64": "compute", "head": "compute",
          "prefill": "compute", "weights": "weights", "prefix": "kv", "decode": "kv", "swap": "comm"}
+
+# A part 10,000 times slower than ideal is not a measurement of that part.
+COEFFICIENT = Range(0, 1e4)
+# Parts of every step: with none of them there are steps that take no time.
+_ALWAYS = ("weights", "gemm", "gemm_8", "gemm_64", "activations", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +104,15 @@ def load_machine(path: Path) -> Machine:
     if table.get("kind") != "fitted" or not isinstance(given, dict) \
             or not isinstance(reference, dict):
         raise SpecError(f"{where} is no machine file: give {MACHINE}")
-    for name, value in given.items():
+    for name in given:
         if name not in NAMES:
             raise SpecError(f"{where}: unknown coefficient {name!r}; known: {', '.join(NAMES)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-            raise SpecError(f"{where}: coefficient {name}={value!r} must be at least 0")
-    rates = Reference(*(float(number(reference, key, where)) for key in ("tflops", "bandwidth")))
-    return Machine(str(table.get("name", path.stem)), rates, given, table.get("fit", {}))
+        COEFFICIENT.check(given[name], f"{where}: coefficient {name}")
+    rates = Reference(*(float(number(reference, key, where, RATES[key]))
+                        for key in ("tflops", "bandwidth")))
+    if not any(given.get(name) for name in _ALWAYS):
+        raise SpecError(f"{where}: one of {', '.join(_ALWAYS)} must be above 0: a step takes time")
+    return Machine(str(table.get("name", path.stem)), rates, given, subtable(table, "fit", where))
 
 
 def save_machine(machine: Machine, path: Path, remarks: Sequence[str] = ()) -> None:

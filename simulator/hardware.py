@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from simulator.errors import SpecError, unknown
 from simulator.modelspec import ModelSpec
-from simulator.tables import number, packaged, read_toml
+from simulator.tables import Range, number, packaged, read_toml, subtable
 
 GIB = 2**30
 
@@ -59,14 +59,28 @@ class Hardware:
         return asdict(self)
 
 
-_RATES = ("tflops", "bandwidth", "memory", "link", "pcie")
+# What a device can be: from a microcontroller to a wafer. Beyond that a value is a slip of the pen,
+# and prices of 0 or infinite seconds would follow.
+RATES = {"tflops": Range(0.001, 1e6), "bandwidth": Range(0.01, 1e8), "memory": Range(0.01, 10_000),
+         "link": Range(0.001, 1e6), "pcie": Range(0.001, 1e6)}
+_MEMORY = {"utilization": Range(0.01, 1), "reserve_gib": Range(0, 10_000)}
+_SHARE = Range(0.001, 2)  # of a datasheet: clocks boost, and caches beat device memory
+_MICROSECONDS = Range(0, 1e6)
+_EFFICIENCY = {
+    "gemm_flops": _SHARE, "gemm_bandwidth": _SHARE, "prefill_flops": _SHARE,
+    "decode_bandwidth": _SHARE, "prefill_bandwidth": _SHARE, "elementwise": Range(0.001, 100),
+    # Beyond 16 it is the maximum within 5 %, and powers of small times would come out as 0.
+    "p_norm": Range(1, 16, or_inf=True),
+    "layer_us": _MICROSECONDS, "step_us": _MICROSECONDS,
+    "decode_seq_us": _MICROSECONDS, "sampled_seq_us": _MICROSECONDS,
+    "kernels_per_layer": Range(0, 10_000), "launch_us": _MICROSECONDS,
+    "allreduce_us_nvlink": _MICROSECONDS, "allreduce_us_pcie": _MICROSECONDS, "pcie": _SHARE,
+    "graph_max": Range(0, 65_536, whole=True)}
 _ALIASES = {
     "a100": "a100-80", "a100-80gb": "a100-80", "a100-40gb": "a100-40", "rtx4090": "rtx-4090",
     "4090": "rtx-4090", "h100-sxm": "h100", "h200-sxm": "h200", "rtxpro6000": "rtx-pro-6000",
     "rtx-pro6000": "rtx-pro-6000"}
 _SHARED = ("efficiency", "memory")  # tables of hardware.toml that are not devices
-_ZERO_ALLOWED = {"layer_us", "step_us", "decode_seq_us", "sampled_seq_us", "launch_us",
-                 "kernels_per_layer", "allreduce_us_nvlink", "allreduce_us_pcie", "graph_max"}
 
 
 @functools.cache
@@ -90,23 +104,24 @@ def load_hardware(name: str) -> Hardware:
         row = read_toml(path, "a device file with the fields of hardware.toml")
         base = row.pop("base", None)
         if base is not None:
-            row = _merged(_row_of(str(base)), row)
-        return from_row(row.pop("name", path.stem), row, str(path))
+            row = _merged(_row_of(str(base)), row, str(path))
+        return from_row(str(row.pop("name", path.stem)), row, str(path))
     return from_row(_canonical(name), dict(_row_of(name)), f"hardware.toml [{_canonical(name)}]")
 
 
 def from_row(name: str, row: Mapping[str, Any], where: str) -> Hardware:
     """A device from one table. SpecError names the place and the first missing or wrong field."""
-    known = {*_RATES, "link_kind", "efficiency", "utilization", "reserve_gib"}
+    known = {*RATES, *_MEMORY, "link_kind", "efficiency"}
     if extra := sorted(set(row) - known):
         raise SpecError(f"{where}: unknown field {extra[0]!r}; known: {', '.join(sorted(known))}")
     shared = _table()
-    rates = {key: float(number(row, key, where)) for key in _RATES}
+    rates = {key: float(number(row, key, where, allowed)) for key, allowed in RATES.items()}
     kind = row.get("link_kind", "pcie")
     if kind not in ("nvlink", "pcie"):
         raise SpecError(f"{where}: link_kind={kind!r} must be 'nvlink' or 'pcie'")
-    memory = {key: float(row.get(key, default)) for key, default in shared["memory"].items()}
-    efficiency = _efficiency({**shared["efficiency"], **row.get("efficiency", {})}, where)
+    memory = {key: float(number({**shared["memory"], **row}, key, where, allowed))
+              for key, allowed in _MEMORY.items()}
+    efficiency = _efficiency({**shared["efficiency"], **subtable(row, "efficiency", where)}, where)
     return Hardware(name=name, link_kind=kind, **rates, **memory, efficiency=efficiency)
 
 
@@ -118,8 +133,7 @@ def kv_blocks(model: ModelSpec, hardware: Hardware, block_size: int, *, tp: int 
     arithmetic when not even one block fits.
     """
     share = hardware.utilization if utilization is None else utilization
-    if not 0 < share <= 1:
-        raise SpecError(f"gpu_memory_utilization={share!r} must lie in (0, 1]")
+    _MEMORY["utilization"].check(share, "gpu_memory_utilization")
     weights = model.weight_bytes(tp) / GIB
     free = share * hardware.memory - weights - hardware.reserve_gib
     blocks = math.floor(free * GIB / (block_size * model.rank_kv_bytes_per_token(tp)))
@@ -139,22 +153,17 @@ def _row_of(name: str) -> dict[str, Any]:
     return table[key]
 
 
-def _merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    row = {**base, **own}
-    row["efficiency"] = {**base.get("efficiency", {}), **own.get("efficiency", {})}
-    return row
+def _merged(base: Mapping[str, Any], own: Mapping[str, Any], where: str) -> dict[str, Any]:
+    efficiency = {**base.get("efficiency", {}), **subtable(own, "efficiency", where)}
+    return {**base, **own, "efficiency": efficiency}
 
 
 def _efficiency(values: Mapping[str, Any], where: str) -> Efficiency:
-    names = [field.name for field in fields(Efficiency)]
-    if extra := sorted(set(values) - set(names)):
-        raise SpecError(f"{where}: unknown efficiency {extra[0]!r}; known: {', '.join(names)}")
-    for key, value in values.items():
-        least = 0 if key in _ZERO_ALLOWED else 1 if key == "p_norm" else None
-        low = value < least if least is not None else not value > 0
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or low:
-            raise SpecError(f"{where}: efficiency {key}={value!r} must be "
-                            f"{'above 0' if least is None else f'at least {least}'}")
+    if extra := sorted(set(values) - set(_EFFICIENCY)):
+        raise SpecError(f"{where}: unknown efficiency {extra[0]!r}; known: "
+                        f"{', '.join(_EFFICIENCY)}")
+    for key, allowed in _EFFICIENCY.items():
+        allowed.check(values[key], f"{where}: efficiency {key}")
     return Efficiency(**values)
 
 

@@ -9,10 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from simulator.errors import SpecError, unknown
-from simulator.tables import number, packaged, read_json
+from simulator.tables import Range, flag, number, packaged, read_json, subtable
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-_WHOLE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_len")
+# Of each field, more than any published model has; beyond these a value is a slip of the pen.
+_WHOLE = {"layers": Range(1, 10_000, whole=True), "hidden": Range(1, 1_000_000, whole=True),
+          "heads": Range(1, 100_000, whole=True), "kv_heads": Range(1, 100_000, whole=True),
+          "head_dim": Range(1, 100_000, whole=True),
+          "intermediate": Range(1, 10_000_000, whole=True),
+          "vocab": Range(1, 100_000_000, whole=True),
+          "max_len": Range(1, 1_000_000_000, whole=True)}
+_BYTES = Range(1, 8, whole=True)
+_HUGGING_FACE = {"layers": "num_hidden_layers", "hidden": "hidden_size",
+                 "heads": "num_attention_heads", "kv_heads": "num_key_value_heads",
+                 "head_dim": "head_dim", "intermediate": "intermediate_size",
+                 "vocab": "vocab_size", "max_len": "max_position_embeddings"}
+# Fields of a config.json by which layers are something else than attention and one MLP.
+_EXPERTS, _NO_HEADS = "mixture-of-experts models", "layers that keep no K/V of heads"
+_OTHER_LAYERS = {
+    "num_experts": _EXPERTS, "num_local_experts": _EXPERTS, "n_routed_experts": _EXPERTS,
+    "moe_num_experts": _EXPERTS, "kv_lora_rank": "multi-head latent attention",
+    "mamba_d_state": _NO_HEADS, "mamba_d_ssm": _NO_HEADS, "ssm_state_size": _NO_HEADS,
+    "linear_num_key_heads": _NO_HEADS}
 _SUFFIXES = ("-instruct", "-chat", "-base", "-it", "-hf")
 
 
@@ -51,6 +69,7 @@ class ModelSpec:
 
     def rank_kv_heads(self, tp: int) -> int:
         """KV heads one of `tp` ranks holds; heads are replicated when there are more ranks."""
+        self.check_tp(tp)
         return max(1, self.kv_heads // tp)
 
     def rank_kv_bytes_per_token(self, tp: int) -> int:
@@ -59,13 +78,18 @@ class ModelSpec:
 
     def weight_bytes(self, tp: int = 1) -> float:
         """Bytes of weights on one of `tp` ranks (everything is sharded, the embedding too)."""
+        self.check_tp(tp)
         return self.params * self.dtype_bytes / tp
 
     def check_tp(self, tp: int) -> None:
-        """SpecError unless query heads divide among `tp` ranks, and KV heads do or repeat."""
-        if tp < 1 or self.heads % tp:
+        """SpecError unless query heads divide among `tp` ranks, and KV heads do or repeat.
+
+        Whatever gives a rank's share calls it, so that no price or pool is of a split there is not.
+        """
+        whole = isinstance(tp, int) and not isinstance(tp, bool)
+        if not whole or tp < 1 or self.heads % tp:
             raise SpecError(f"{self.name} has {self.heads} query heads, which do not divide among "
-                            f"tp={tp} ranks: use a divisor of {self.heads}")
+                            f"tp={tp!r} ranks: use a divisor of {self.heads}")
         if self.kv_heads % tp and tp % self.kv_heads:
             raise SpecError(f"{self.name} has {self.kv_heads} KV heads: tp={tp} neither divides "
                             f"them nor repeats them evenly")
@@ -102,8 +126,9 @@ def load_model(name: str) -> ModelSpec:
 
 def from_config(path: Path) -> ModelSpec:
     """A model from its Hugging Face config.json. SpecError names file and field that is missing."""
-    config = read_json(path, "a Hugging Face config.json")
-    return _from_hugging_face(config.get("text_config", config), path.parent.name, str(path))
+    config, where = read_json(path, "a Hugging Face config.json"), str(path)
+    text = subtable(config, "text_config", where)  # of a model that also sees
+    return _from_hugging_face(text or config, path.parent.name, where)
 
 
 def from_header(model: Mapping[str, Any]) -> ModelSpec:
@@ -115,29 +140,38 @@ def from_header(model: Mapping[str, Any]) -> ModelSpec:
 
 
 def _from_hugging_face(config: Mapping[str, Any], name: str, where: str) -> ModelSpec:
-    heads = number(config, "num_attention_heads", where, whole=True)
-    hidden = number(config, "hidden_size", where, whole=True)
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
     if dtype not in _DTYPE_BYTES:
         raise SpecError(f"{where}: dtype {dtype!r} is not one of {', '.join(_DTYPE_BYTES)}")
-    if config.get("num_experts") or config.get("num_local_experts"):
-        raise SpecError(f"{where}: mixture-of-experts models are not modelled yet")
-    return ModelSpec(
-        name=name or str(config.get("model_type", "model")), hidden=hidden, heads=heads,
-        layers=number(config, "num_hidden_layers", where, whole=True),
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or hidden // heads,  # the config class's own default
-        intermediate=number(config, "intermediate_size", where, whole=True),
-        vocab=number(config, "vocab_size", where, whole=True),
-        tied=bool(config.get("tie_word_embeddings", False)),
-        max_len=number(config, "max_position_embeddings", where, whole=True),
-        dtype_bytes=_DTYPE_BYTES[dtype])
+    for key, what in _OTHER_LAYERS.items():
+        if config.get(key) not in (None, 0, 1):  # one expert is a dense model
+            raise SpecError(f"{where}: {what} are not modelled yet ({key} is set): choose a dense "
+                            f"model")
+    given = {key: value for key, value in config.items() if value is not None}
+    heads = number(given, "num_attention_heads", where, _WHOLE["heads"])
+    hidden = number(given, "hidden_size", where, _WHOLE["hidden"])
+    # What is left out is what the config classes set then.
+    given = {"num_key_value_heads": heads, "head_dim": max(1, hidden // heads), **given}
+    values = {field: number(given, key, where, _WHOLE[field])
+              for field, key in _HUGGING_FACE.items()}
+    return _checked(ModelSpec(
+        name=name or str(config.get("model_type", "model")), dtype_bytes=_DTYPE_BYTES[dtype],
+        tied=flag(config, "tie_word_embeddings", where), **values), where)
 
 
 def _from_row(name: str, row: Mapping[str, Any], where: str) -> ModelSpec:
-    values = {key: number(row, key, where, whole=True) for key in _WHOLE}
-    return ModelSpec(name=name, tied=bool(row["tied"]), dtype_bytes=row.get("dtype_bytes", 2),
-                     **values)
+    values = {key: number(row, key, where, allowed) for key, allowed in _WHOLE.items()}
+    size = _BYTES.check(row.get("dtype_bytes", 2), f"{where}: dtype_bytes")
+    return _checked(ModelSpec(name=name, tied=flag(row, "tied", where), dtype_bytes=size, **values),
+                    where)
+
+
+def _checked(model: ModelSpec, where: str) -> ModelSpec:
+    """The model, if its heads can share K/V. SpecError if not."""
+    if model.heads % model.kv_heads:
+        raise SpecError(f"{where}: {model.heads} query heads do not divide among {model.kv_heads} "
+                        f"KV heads: one of the two is wrong")
+    return model
 
 
 def _canonical(name: str) -> str:

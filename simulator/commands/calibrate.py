@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -13,8 +14,8 @@ from simulator.calibrate import Calibration, Errors
 from simulator.calibrate import calibrate as fit_machine
 from simulator.commands.common import check_places, out, plain_errors, read_run
 from simulator.fitted import save_machine
-from simulator.hardware import load_hardware
-from simulator.observe import observe
+from simulator.hardware import RATES, load_hardware
+from simulator.observe import Run, observe
 
 # The 2-core AVX-512 machine of research/simulator.md, section 4: bf16 GEMM and memory read.
 CPU_TFLOPS, CPU_BANDWIDTH = 0.44, 36.0
@@ -36,17 +37,33 @@ def calibrate(logs: Logs, target: Out = Path("machine.toml"), hardware: Named = 
               hold_out: HoldOut = 0.3) -> None:
     """Fit a cost model to real logs and write it as a machine file for --cost."""
     check_places(target)
-    runs = []
-    for path in logs:
-        runs.append(observe(read_run(path), path.name))
-    reference = Reference(tflops, bandwidth)
-    if hardware is not None:
-        device = load_hardware(hardware)
-        reference = Reference(device.tflops, device.bandwidth)
+    reference = _reference(hardware, tflops, bandwidth)
+    runs = _runs(logs)
     result = fit_machine(runs, target.stem, reference, hold_out=hold_out)
     save_machine(result.machine, target, [f"From {len(runs)} runs, the first: {runs[0].name}"])
     _show(result)
     out.print(f"written to {target}", markup=False)
+
+
+def _reference(hardware: str | None, tflops: float, bandwidth: float) -> Reference:
+    if hardware is not None:
+        device = load_hardware(hardware)
+        return Reference(device.tflops, device.bandwidth)
+    return Reference(RATES["tflops"].check(tflops, "--tflops"),
+                     RATES["bandwidth"].check(bandwidth, "--bandwidth"))
+
+
+def _runs(logs: list[Path]) -> list[Run]:
+    """What the logs say of time, each named by its file, or by its path where names repeat."""
+    names, runs = Counter(path.name for path in logs), []
+    for path in logs:
+        log = read_run(path)
+        name = path.name if names[path.name] == 1 else str(path)
+        if log.header.get("mode") == "simulated":
+            out.print(f"note: {name} is of a simulated run: the fit tells what the simulator "
+                      f"assumed, not how fast a machine is", markup=False)
+        runs.append(observe(log, name))
+    return runs
 
 
 def _show(result: Calibration) -> None:
@@ -56,11 +73,11 @@ def _show(result: Calibration) -> None:
         table.add_row(name, f"{value:.3g}" if value else "-", result.unidentified.get(name, ""))
     out.print(table)
     out.print(_line("fitted  ", result.trained), markup=False)
-    paces = sorted(result.paces.values())
-    if paces[-1] > WORTH_TELLING * paces[0]:
-        out.print(f"pace      the runs differ by {paces[-1] / paces[0] - 1:.0%} in what no part "
-                  f"explains (slowest {max(result.paces, key=result.paces.__getitem__)}): the "
-                  f"machine does not keep its speed", markup=False)
+    paces = sorted((pace, name) for name, pace in result.paces)
+    fast, (slow, slowest) = paces[0][0], paces[-1]
+    if slow > WORTH_TELLING * fast:
+        out.print(f"pace      the runs differ by {slow / fast - 1:.0%} in what no part explains "
+                  f"(slowest {slowest}): the machine does not keep its speed", markup=False)
     if result.held_out:
         out.print(_line("held out", result.held_out) + f" ({', '.join(result.held_out_runs)})",
                   markup=False)

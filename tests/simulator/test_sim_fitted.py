@@ -79,7 +79,7 @@ def test_runs_made_while_the_machine_was_slow_do_not_move_the_parts_they_have_mo
                                    for step in run.steps]) for run, pace in zip(runs, paces)]
     fit = calibrate(drifted, "m", IDEAL, hold_out=0.0)
     found = fit.machine.coefficients
-    assert list(fit.paces.values()) == pytest.approx(paces, abs=0.06)
+    assert [pace for _, pace in fit.paces] == pytest.approx(paces, abs=0.06)
     for name in ("gemm", "prefill"):
         assert found[name] == pytest.approx(TRUE[name], rel=0.15), name
 
@@ -123,11 +123,19 @@ def test_a_machine_file_is_read_back_as_it_was_written(tmp_path, runs):
     assert again.coefficients == {name: machine.coefficients[name] for name in NAMES}
 
 
+WHOLE = "kind = 'fitted'\n[reference]\ntflops=1\nbandwidth=1\n[coefficients]\n"
+
+
 @pytest.mark.parametrize("text, words", [
     ("kind = 'x'", "is no machine file"),
     ("kind = 'fitted'\n[reference]\n[coefficients]\n", "tflops"),
     ("kind = 'fitted'\n[reference]\ntflops=1\nbandwidth=1\n[coefficients]\nspeed=1\n", "'speed'"),
-    ("kind = 'fitted'\n[reference]\ntflops=1\nbandwidth=1\n[coefficients]\ngemm=-1\n", "gemm=-1")])
+    ("kind = 'fitted'\n[reference]\ntflops=1\nbandwidth=1\n[coefficients]\ngemm=-1\n", "gemm=-1"),
+    ("kind = 'fitted'\n[reference]\ntflops=nan\nbandwidth=1\n[coefficients]\n", "tflops=nan"),
+    (WHOLE + "decode=inf\n", "decode=inf must be a number from 0 to 10,000"),
+    (WHOLE + "decode=nan\n", "decode=nan"), (WHOLE + "decode=1e300\n", "decode=1e[+]300"),
+    (WHOLE + "decode='x'\n", "decode='x'"), (WHOLE + "decode=1\n", "a step takes time"),
+    (WHOLE + "step=1\n[[fit]]\nruns=1\n", "fit=.* must be a table")])
 def test_a_machine_file_that_cannot_work_names_the_entry(tmp_path, text, words):
     path = tmp_path / "m.toml"
     path.write_text(text)
