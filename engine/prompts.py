@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from operator import index
 from typing import Any, NamedTuple
 
 from engine.core.errors import ConfigError, RequestError
-from engine.core.request import SamplingParams
+from engine.core.params import SamplingParams, shown
 from engine.runner.tokenizer import TextTokenizer
 
 Prompt = str | Sequence[int] | dict[str, Any]
@@ -39,13 +40,14 @@ def read_prompt(name: str, prompt: Prompt, tokenizer: TextTokenizer | None) -> P
     RequestError if it is none of the forms, or text for a model without tokenizer.
     """
     extra: dict[str, Any] = {}
-    if isinstance(prompt, dict):
+    if isinstance(prompt, Mapping):
         unknown = [key for key in prompt if key not in DICT_KEYS]
         if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
             raise RequestError(f"request {name}: a prompt dict has `prompt` or `prompt_token_ids`, "
                                f"and may have cache_salt and priority; this one has "
-                               f"{', '.join(map(str, prompt))}")
-        extra = prompt
+                               f"{shown(list(prompt)) if prompt else 'nothing'}")
+        extra = {key: prompt[key] for key in ("cache_salt", "priority")
+                 if prompt.get(key) is not None}
         prompt = prompt["prompt" if "prompt" in prompt else "prompt_token_ids"]
     if not isinstance(prompt, str):
         return PromptInput(_token_ids(name, prompt), None, extra)
@@ -62,16 +64,35 @@ def read_prompt(name: str, prompt: Prompt, tokenizer: TextTokenizer | None) -> P
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many? A list of whole numbers is one prompt."""
-    if isinstance(prompts, (str, dict)):
+    if isinstance(prompts, (str, Mapping)):
         return [prompts]
     try:
-        if isinstance(prompts, (bytes, bytearray)):  # would read as token ids
-            raise TypeError
         items: list[Any] = _plain(prompts)
     except TypeError:
         raise RequestError(f"prompts are text, token ids, dicts or a list of those, not "
                            f"{type(prompts).__name__}") from None
-    return [items] if items and all(isinstance(item, int) for item in items) else items
+    numbers = bool(items) and all(issubclass(kind, Integral) for kind in set(map(type, items)))
+    return [items] if numbers else items
+
+
+def as_conversations(messages: Any) -> tuple[list[list[Any]], bool]:
+    """The conversations, and whether it was a list of them or just one.
+
+    RequestError if it is neither; a PromptError names the first of a list that is none.
+    """
+    try:
+        given = _plain(None if isinstance(messages, (str, Mapping)) else messages)
+    except TypeError:
+        raise RequestError(f"messages are a list of {{\"role\", \"content\"}}, or a list of such "
+                           f"lists, not {type(messages).__name__}") from None
+    if given and isinstance(given[0], Mapping):
+        return [given], False
+    for place, one in enumerate(given):
+        if not isinstance(one, (list, tuple)):
+            wrong = RequestError(f"a conversation is a list of messages, and this one is "
+                                 f"{shown(one)} ({type(one).__name__})")
+            raise PromptError(place, True, wrong)
+    return [list(one) for one in given], True
 
 
 def one_each(what: str, value: Any, number: int) -> list[Any]:
@@ -82,7 +103,7 @@ def one_each(what: str, value: Any, number: int) -> list[Any]:
         return [value] * number
     if not isinstance(value, (list, tuple)) or not all(isinstance(one, wanted) for one in value):
         raise ConfigError(f"{what} must be one {wanted.__name__} for all prompts, or a list with "
-                          f"one each; this is {value!r}")
+                          f"one each; this is {shown(value)}")
     values = list(value)
     if len(values) != number:
         raise ConfigError(f"{number} prompts and {len(values)} {what}: "
@@ -93,12 +114,21 @@ def one_each(what: str, value: Any, number: int) -> list[Any]:
 def _token_ids(name: str, prompt: Any) -> list[int]:
     """The prompt's whole numbers, of whatever integer type. RequestError for anything else."""
     try:
-        return [index(token) for token in _plain(prompt)]
+        tokens = _plain(prompt)
+        if bool in set(map(type, tokens)):
+            raise TypeError
+        ids = [index(token) for token in tokens]
     except TypeError:
         raise RequestError(f"request {name}: a prompt is text, a list of token ids or a dict, and "
-                           f"this one is {str(prompt)[:40]!r} ({type(prompt).__name__})") from None
+                           f"this one is {shown(prompt)} ({type(prompt).__name__})") from None
+    if ids and max(max(ids), -min(ids)) >= 1 << 63:
+        raise RequestError(f"request {name}: token ids must be whole numbers below 2**63")
+    return ids
 
 
 def _plain(values: Any) -> list[Any]:
-    """A list; of plain numbers if it was an array or a tensor."""
-    return values.tolist() if hasattr(values, "tolist") else list(values)
+    """A list; of plain numbers if it was an array or a tensor. TypeError if it is nothing like one,
+    or bytes, which would read as token ids."""
+    if isinstance(values, (bytes, bytearray, memoryview)):
+        raise TypeError
+    return list(values.tolist() if hasattr(values, "tolist") else values)

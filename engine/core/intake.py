@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from engine.core.config import SchedulerConfig
 from engine.core.errors import RequestError
+from engine.core.params import is_number, is_whole, shown
 from engine.core.request import Request, SamplingParams
 
 
@@ -18,17 +20,17 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
     name, prompt, longest = request.id, request.num_prompt, config.max_model_len
     if request.limit:
         raise RequestError(f"request {name} was submitted before: make a new Request")
-    if type(request.priority) is not int:
-        raise RequestError(f"request {name}: priority={request.priority!r} must be a whole number")
+    _check_fields(request)
     if prompt < 1:
         raise RequestError(f"request {name}: the prompt is empty; give at least 1 token")
     if prompt >= longest:
         raise RequestError(
-            f"request {name}: the prompt has {prompt} tokens and needs room for 1 more, but "
+            f"request {name}: the prompt has {shown(prompt)} tokens and needs room for 1 more, but "
             f"max_model_len is {longest}: shorten it to {longest - 1} or raise max_model_len")
     if type(request.num_received) is not int or not 0 <= request.num_received < prompt:
-        raise RequestError(f"request {name}: received={request.num_received!r} must be a whole "
-                           f"number from 0 to {prompt - 1}: the last token is always computed here")
+        raise RequestError(f"request {name}: received={shown(request.num_received)} must be a "
+                           f"whole number from 0 to {prompt - 1}: the last token is always "
+                           f"computed here")
     _check_content(request)
     if request.parent is not None:
         _check_fork(request, request.parent)
@@ -36,6 +38,28 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
         request.limit = longest
     else:
         request.limit = min(prompt + request.params.max_tokens, longest)
+
+
+def _check_fields(request: Request) -> None:
+    """What would otherwise fail inside a step: in a policy's key, a comparison, a hash, the log."""
+    due, keys, parent = request.deadline, request.own_keys, request.parent
+    for name, value, good, rule in (
+            ("params", request.params, isinstance(request.params, SamplingParams),
+             "must be SamplingParams"),
+            ("priority", request.priority, is_whole(request.priority),
+             "must be a whole number of at most 64 bits"),
+            ("arrival_time", request.arrival_time, is_number(request.arrival_time),
+             "must be a number of seconds"),
+            ("deadline", due, due is None or is_number(due), "must be a number of seconds"),
+            ("cache_salt", request.cache_salt, isinstance(request.cache_salt, str),
+             "must be a string"),
+            ("keys", keys, keys is None or isinstance(keys, Sequence), "must be a list"),
+            ("stop ids", request.stop_ids, all(map(is_whole, request.stop_ids)),
+             "must be whole numbers"),
+            ("parent", parent, parent is None or isinstance(parent, Request),
+             "must be a Request")):
+        if not good:
+            raise RequestError(f"request {request.id}: {name}={shown(value)} {rule}")
 
 
 def _check_content(request: Request) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from hashlib import blake2b
@@ -11,6 +10,8 @@ from struct import Struct
 from typing import Any
 
 from engine.core.errors import RequestError
+from engine.core.params import SamplingParams as SamplingParams
+from engine.core.params import shown
 
 
 class RequestStatus(Enum):
@@ -23,85 +24,6 @@ class RequestStatus(Enum):
 
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """How the tokens of a request are drawn and when it ends. Names and meanings are vLLM's.
-
-    Raises RequestError at construction when a value is out of range. The core itself reads only
-    n, max_tokens, min_tokens, stop_token_ids and ignore_eos; the rest is for the runner.
-    """
-
-    temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0 or -1: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None  # how many alternatives a token to report
-    seed: int | None = None  # None: derived from the engine's seed and the request's id
-    n: int = 1  # samples of one prompt
-    max_tokens: int | None = 16  # None: what max_model_len leaves
-    min_tokens: int = 0  # no stop before that many output tokens
-    stop: tuple[str, ...] = ()  # stop strings, matched by the detokenizer
-    include_stop_str_in_output: bool = False
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        if isinstance(self.logit_bias, dict):
-            object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
-        for name in ("stop", "stop_token_ids", "logit_bias"):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, tuple(value or ()))
-            except TypeError:
-                raise RequestError(f"{name}={value!r} must be a list") from None
-        self._check_types()
-        for name, good, rule in self._rules():
-            if not good:
-                raise RequestError(f"{name}={getattr(self, name)!r} {rule}")
-
-    def _check_types(self) -> None:
-        optional = ("max_tokens", "logprobs", "seed")
-        for name in ("top_k", "n", "min_tokens", *optional):
-            value = getattr(self, name)
-            if type(value) is not int and not (value is None and name in optional):
-                raise RequestError(f"{name}={value!r} must be a whole number")
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-                     "frequency_penalty"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise RequestError(f"{name}={value!r} must be a number")
-        if any(type(token) is not int for token in self.stop_token_ids):
-            raise RequestError(f"stop_token_ids={self.stop_token_ids!r} must hold whole numbers")
-
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        finite = (-1e308, 1e308)
-        return [
-            ("temperature", 0.0 <= self.temperature <= finite[1], "must be finite and at least 0"),
-            ("top_k", self.top_k >= -1, "must be -1 or 0 (off) or at least 1"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "must lie in (0, 1]"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "must lie in [0, 1]"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty <= finite[1],
-             "must be finite and above 0"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "must lie in [-2, 2]"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "must lie in [-2, 2]"),
-            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "must lie in [0, 20]"),
-            ("n", self.n >= 1, "must be at least 1"),
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1,
-             "must be at least 1: a request for no tokens has nothing to do"),
-            ("min_tokens", self.min_tokens >= 0 and
-             (self.max_tokens is None or self.min_tokens <= self.max_tokens),
-             "must lie between 0 and max_tokens"),
-            ("stop", all(isinstance(s, str) and s for s in self.stop),
-             "must hold non-empty strings"),
-        ]
 
 
 class Request:
@@ -136,18 +58,21 @@ class Request:
 
     def __init__(self, request_id: str, prompt: Sequence[int] | int, params: SamplingParams, *,
                  eos_ids: Sequence[int] = (), priority: int = 0, arrival_time: float = 0.0,
-                 deadline: float | None = None, cache_salt: str = "",
+                 deadline: float | None = None, cache_salt: str | None = "",
                  keys: Sequence[Any] | None = None, parent: Request | None = None,
                  received: int = 0, user: Any = None):
         """`prompt` is the token ids, or just their number for a simulated request. K/V of its first
-        `received` tokens was computed by another engine and comes with it."""
+        `received` tokens was computed by another engine and comes with it. RequestError if the id
+        is no string: refusals are told by it."""
+        if not isinstance(request_id, str):
+            raise RequestError(f"request id {shown(request_id)} must be a string")
         self.id = request_id
         self.seq = -1  # set once at intake: the place in line; ties of every policy end here
         self.params = params
         self.priority = priority  # smaller is sooner
         self.arrival_time = arrival_time  # seconds on the caller's clock
         self.deadline = deadline  # seconds on the same clock; the loop aborts what is past it
-        self.cache_salt = cache_salt
+        self.cache_salt = "" if cache_salt is None else cache_salt
         self.parent = parent  # n > 1: the sample whose prompt blocks this one forks
         self.children: list[Request] = []
         self.tokens: list[int] | None = None if isinstance(prompt, int) else list(prompt)

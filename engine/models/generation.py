@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import RequestError
-from engine.core.request import SamplingParams
+from engine.core.params import SamplingParams, shown
 from engine.models.config import read_json
 from engine.weights.errors import UnsupportedModel
 
@@ -22,13 +22,17 @@ def read_sampling_defaults(directory: Path) -> SamplingParams:
 
     UnsupportedModel names a value that cannot be.
     """
+    where = f"{directory}/generation_config.json"
     given = read_json(directory / "generation_config.json") or {}
     values: dict[str, Any] = {ours: given[theirs] for theirs, ours in NAMES.items()
                               if given.get(theirs) is not None}
-    if given.get("do_sample") is False:
+    draws = given.get("do_sample")
+    if draws is not None and not isinstance(draws, bool):
+        raise UnsupportedModel(f"{where}: do_sample={shown(draws)} must be true or false")
+    if draws is False:
         values = {name: value for name, value in values.items()
                   if name not in ("temperature", "top_k", "top_p", "min_p")} | {"temperature": 0.0}
     try:
         return SamplingParams(**values)
     except RequestError as error:
-        raise UnsupportedModel(f"{directory}/generation_config.json: {error}") from None
+        raise UnsupportedModel(f"{where}: {error}") from None

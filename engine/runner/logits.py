@@ -51,7 +51,8 @@ class Entries:
 class Edits:
     """What all rows of a step ask for, one Entries a kind."""
 
-    def __init__(self, rows: Sequence[SampleRow]):
+    def __init__(self, rows: Sequence[SampleRow], vocab: int):
+        self._vocab = vocab
         self.bias, self.repeat, self.subtract, self.forbid = (Entries() for _ in range(4))
         for index, row in enumerate(rows):
             if _has_edits(row.request.params, row.request, row.position):
@@ -68,13 +69,16 @@ class Edits:
             ids, counts = _known(row, request.num_prompt)
             self.subtract.add(index, ids,
                               params.presence_penalty + params.frequency_penalty * counts)
-        if position - request.num_prompt < params.min_tokens and request.stop_ids:
-            self.forbid.add(index, np.array(sorted(request.stop_ids)), float("-inf"))
+        if position - request.num_prompt < params.min_tokens:
+            # Checkpoints name end tokens that their vocabulary does not have: nothing to forbid.
+            ends = [token for token in sorted(request.stop_ids) if 0 <= token < self._vocab]
+            if ends:
+                self.forbid.add(index, np.array(ends), float("-inf"))
 
 
 def adjust_logits(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """Change `logits` [rows, vocabulary] in place, as the rows' parameters ask."""
-    edits = Edits(rows)
+    edits = Edits(rows, logits.shape[-1])
     if edits.bias:
         where, values = edits.bias.tensors(logits)
         logits.index_put_(where, values, accumulate=True)

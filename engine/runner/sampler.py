@@ -167,7 +167,9 @@ def _weights(logits: torch.Tensor, best: torch.Tensor, params: Sequence[Sampling
     """[rows, vocabulary rounded up to whole chunks]: the best token weighs 1, the padding 0."""
     vocab, whole = logits.shape[1], len(where) == logits.shape[0]
     at = _move(where, np.int64, logits.device)
-    temperature = _move([p.temperature for p in params], np.float64,
+    # No more than the logits' type holds: a forbidden token's -inf over infinity would be NaN.
+    hottest = torch.finfo(logits.dtype).max
+    temperature = _move([min(p.temperature, hottest) for p in params], np.float64,
                         logits.device).to(logits.dtype)[:, None]
     weights = torch.zeros(len(params), -(-vocab // CHUNK) * CHUNK, dtype=logits.dtype,
                           device=logits.device)

@@ -92,7 +92,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("policies.Swap", "in name = "): "the registry sets the name",
     ("policies.Static", "in _forming = False"): "nobody runs before the first step: it is open",
     ("registry.module", "in T = TypeVar"): "the name of a type variable",
-    ("request.SamplingParams._rules", "1e+308"): "no float lies between; the low end is not used",
+    ("params.SamplingParams._rules", "1e+308"): "no float lies between",
     ("request._extend_given_keys", "len(keys) < given -> "): NOTHING,
     ("request._extend_given_keys", "1 -> 2 in first = "): "other keys of its own, as good",
     ("request.extend_keys", "have >= num_blocks -> "): SHORTCUT,

@@ -40,7 +40,7 @@ NEAREST = {
     "block_pool": ["pool", "eviction"], "block_manager": ["prefix", "forks", "preemption"],
     "eviction": ["eviction"], "registry": ["eviction", "orders"], "config": ["request"],
     "errors": ["events", "request"], "request": ["request", "prefix", "ends"],
-    "batch": ["ends", "stable"],
+    "params": ["odd_values", "request"], "batch": ["ends", "stable"],
     "cohort": ["cohort", "stable"], "events": ["events"], "replay": ["replay"],
     "insight": ["insight", "prefix"], "intake": ["request", "forks"],
     "policies": ["orders", "batching", "preemption"], "stable": ["stable"],

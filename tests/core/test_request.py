@@ -18,18 +18,18 @@ from tests.core.recorder import Recorder
 GOOD = [
     dict(temperature=0.0), dict(temperature=1e308), dict(top_k=-1), dict(top_k=0), dict(top_k=1),
     dict(top_p=1.0), dict(top_p=1e-9), dict(min_p=0.0), dict(min_p=1.0),
-    dict(repetition_penalty=0.01), dict(repetition_penalty=1e308),
+    dict(repetition_penalty=1e-6), dict(repetition_penalty=1e6),
     dict(presence_penalty=-2.0), dict(presence_penalty=2.0),
     dict(frequency_penalty=-2.0), dict(frequency_penalty=2.0), dict(logprobs=0),
-    dict(logprobs=20), dict(n=1), dict(max_tokens=1), dict(max_tokens=None),
+    dict(logprobs=20), dict(n=1), dict(n=16384), dict(max_tokens=1), dict(max_tokens=None),
     dict(min_tokens=3, max_tokens=3), dict(min_tokens=9, max_tokens=None), dict(stop=("a",))]
 
 BAD = [
     dict(temperature=-0.1), dict(temperature=float("nan")), dict(temperature=float("inf")),
     dict(top_k=-2), dict(top_p=0.0), dict(top_p=1.01), dict(top_p=float("nan")), dict(min_p=-0.1),
-    dict(min_p=1.1), dict(repetition_penalty=0.0), dict(repetition_penalty=float("inf")),
+    dict(min_p=1.1), dict(repetition_penalty=9e-7), dict(repetition_penalty=1.1e6),
     dict(presence_penalty=2.1), dict(presence_penalty=-2.1), dict(frequency_penalty=2.1),
-    dict(frequency_penalty=-2.1), dict(logprobs=-1), dict(logprobs=21), dict(n=0),
+    dict(frequency_penalty=-2.1), dict(logprobs=-1), dict(logprobs=21), dict(n=0), dict(n=16385),
     dict(max_tokens=0), dict(max_tokens=-1), dict(min_tokens=-1), dict(min_tokens=4, max_tokens=3),
     dict(stop=("",)), dict(stop=("a", ""))]
 
