@@ -52,6 +52,13 @@ def _reason(error: OSError, path: Path, want: str) -> str:
     return f"cannot be used ({why}): choose another file"
 
 
+def shorten(text: str, most: int = 120) -> str:
+    """A text to be read in one breath: beyond `most` characters its beginning and end alone."""
+    if len(text) <= most:
+        return text
+    return f"{text[:most * 2 // 3]} … {text[-(most // 3):]}"
+
+
 def read_text(path: str | Path, want: str, wrong: type[Exception]) -> str:
     """A user's UTF-8 text file that is not empty. `wrong`, with one sentence, if it is none."""
     try:

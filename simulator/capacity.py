@@ -8,21 +8,23 @@ and fro. The first seed is searched from far away, the others near what it found
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.api import Simulation
 from simulator.errors import WorkloadError
 from simulator.metrics import LATENCIES
 from simulator.scenario import Scenario, engines_of, run_scenario, workload_of
-from simulator.workload import Workload
+from simulator.workload import LONGEST, Workload
 
 MOST = 25  # simulations
 STATS = ("mean", "median", "p90", "p99")
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by number of seeds
 FIRST = 9  # simulations for the first seed, the unloaded one included
 ALONE = 1e-5  # requests a second at which none meets another
+TOO_WIDE = 4.0  # an interval's high / low from which no number of engines can be told
 NEAR = 1.08  # factor between two rates tried beside the first seed's capacity
 
 Slo = Mapping[str, float]
@@ -73,16 +75,15 @@ def parse_slo(text: str) -> dict[str, float]:
 
 
 class Search:
-    """Simulations of one scenario at many rates, counted. `on_probe(done, most)` hears of each."""
+    """Simulations of one scenario at many rates, counted. `on_probe(done, most)` hears of each;
+    `unit` are workloads of `unit_workloads` that are there already."""
 
     def __init__(self, scenario: Scenario, slo: Slo, *, seeds: int = 5, num_requests: int = 1000,
-                 on_probe: Callable[[int, int], None] | None = None):
-        if not 2 <= seeds <= 5:
-            raise WorkloadError(f"{seeds} seeds cannot give an interval within {MOST} simulations: "
-                                f"take 2 to 5")
+                 on_probe: Callable[[int, int], None] | None = None,
+                 unit: list[Workload] | None = None):
         self.scenario, self.slo, self._on_probe = scenario, slo, on_probe
         self.probes: list[Probe] = []
-        self.unit = unit_workloads(scenario, seeds, num_requests)
+        self.unit = unit or unit_workloads(scenario, seeds, num_requests)
 
     def probe(self, seed: int, rate: float) -> Probe:
         """Simulate one seed at one rate. WorkloadError where requests are refused."""
@@ -98,9 +99,25 @@ class Search:
         """That simulation, whole. Stopped early where the queue is hopeless."""
         return run_scenario(self.scenario, self.unit[seed].faster(rate))
 
+    @property
+    def lowest(self) -> float:
+        """A rate at which arrivals that are not simultaneous do not meet: ALONE, or for many
+        requests what a workload's clock can tell."""
+        return max(ALONE, 1.01 * self.unit[0].span / LONGEST)
+
+    def alone(self) -> Simulation:
+        """The first seed's requests, each long after the one before it, however they arrive."""
+        work = self.unit[0]
+        gap = min(1 / ALONE, LONGEST / len(work))
+        return run_scenario(self.scenario, replace(
+            work, at=array("d", (gap * index for index in range(len(work))))))
+
 
 def unit_workloads(scenario: Scenario, seeds: int, num_requests: int) -> list[Workload]:
     """A workload of mean rate 1 a second for each seed: generated, or a window of the trace."""
+    if not 2 <= seeds <= 5:
+        raise WorkloadError(f"{seeds} seeds cannot give an interval within {MOST} simulations: "
+                            f"take 2 to 5")
     if scenario.get("trace") is None:
         if extra := sorted({"users", "chats"} & set(scenario)):
             raise WorkloadError(f"capacity asks for a rate of arrivals: {extra[0]} has none")
@@ -153,18 +170,32 @@ def find_capacity(search: Search) -> Capacity:
 
 def _first_bracket(search: Search) -> tuple[float, float]:
     """A rate at which requests hardly meet, and one at which the SLO breaks or nearly does."""
-    alone = search.run(0, ALONE)
-    _check_accepted(alone)
-    used, worst = usage(alone, search.slo)
+    sparse = search.run(0, search.lowest)
+    _check_accepted(sparse)
+    used, worst = usage(sparse, search.slo)
     if used > 1:
-        bound = search.slo[worst]
-        raise WorkloadError(
-            f"the SLO cannot be met: even a request alone has {worst} = {used * bound:.3g} s on "
-            f"{search.scenario.get('hardware', 'h100')}, the bound is {bound:g} s")
-    search.probes.append(Probe(0, ALONE, used, worst))
+        raise WorkloadError(_never_met(search, used, worst))
+    search.probes.append(Probe(0, search.lowest, used, worst))
     engines = engines_of(search.scenario)
-    low = engines / alone.metrics.latency["e2el"].mean  # one request at a time
-    return low, low * alone.config.max_num_seqs  # Little's law: as if company cost nothing
+    low = engines / sparse.metrics.latency["e2el"].mean  # one request at a time
+    return low, low * sparse.config.max_num_seqs  # Little's law: as if company cost nothing
+
+
+def _never_met(search: Search, used: float, worst: str) -> str:
+    """Why no rate is low enough: requests that come together, or the device itself."""
+    device = search.scenario.get("cost") or search.scenario.get("hardware", "h100")
+    share, which = usage(search.alone(), search.slo)
+    if share > 1:
+        bound = search.slo[which]
+        return (f"the SLO cannot be met: even a request alone has {which} = {share * bound:.3g} s "
+                f"on {device}, the bound is {bound:g} s")
+    if worst not in search.slo:
+        return (f"the SLO cannot be met: even at {search.lowest:.3g} requests/s {worst}, because "
+                f"these requests come in bursts: spread the arrivals, or add --replicas")
+    return (f"the SLO cannot be met: even at {search.lowest:.3g} requests/s {worst} = "
+            f"{used * search.slo[worst]:.3g} s on {device}, because these requests come in bursts, "
+            f"though each alone would hold the bound of {search.slo[worst]:g} s: spread the "
+            f"arrivals, loosen the bound, or add --replicas")
 
 
 def _bisect(search: Search, seed: int, low: float, high: float, until: int) -> tuple[float, float]:
@@ -264,7 +295,12 @@ def parse_prices(text: str) -> dict[str, float]:
 
 def offer(hardware: str, price: float, capacity: Capacity, target: float,
           scenario: Mapping[str, Any]) -> Offer:
-    """Replicas by the lower end of the interval: the side on which the SLO holds."""
+    """Replicas by the lower end of the interval: the side on which the SLO holds. No offer where
+    the interval is too wide to count by."""
+    if capacity.high > TOO_WIDE * capacity.low:
+        return Offer(hardware, capacity, problem=(
+            f"between {capacity.low:.3g} and {capacity.high:.3g} requests/s each, no number of "
+            f"engines can be told: take more --num-requests or --seeds"))
     engines = engines_of(scenario)
     replicas = math.ceil(target / capacity.low) * engines
     return Offer(hardware, capacity, replicas, price * replicas * scenario.get("tp", 1))

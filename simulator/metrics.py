@@ -19,6 +19,7 @@ from simulator.errors import WorkloadError
 from simulator.timings import COMPLETED, FAILED, PENDING, REJECTED, Timings, timings_from_log
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
+GOODPUT = {"ttft", "tpot", "e2el"}  # of these a request has one, so it can meet a bound
 Part = tuple[np.ndarray, np.ndarray]  # values, and how often each occurs
 PART = 1 << 18  # steps looked at together: a long run must not need its memory several times
 SORTED = 1 << 19  # values sorted at once
@@ -65,7 +66,7 @@ class Metrics:
             "duration", "num_prompts", "completed", "failed", "total_input_tokens",
             "total_output_tokens", "request_throughput")}
         if self.request_goodput is not None:
-            result["request_goodput:"] = self.request_goodput  # the colon is vLLM's
+            result["request_goodput"] = self.request_goodput
         for name in ("output_throughput", "total_token_throughput", "max_output_tokens_per_s",
                      "max_concurrent_requests"):
             result[name] = getattr(self, name)
@@ -152,7 +153,7 @@ def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
                     client: float = 0.0) -> Metrics:
     """All figures of a run. `slo` bounds "ttft", "tpot", "e2el" in seconds, for goodput. `client`
     is what a client sees on top of the engine's TTFT and E2EL: network, HTTP, tokenizing."""
-    if unknown := set(slo or ()) - {"ttft", "tpot", "e2el"}:
+    if unknown := set(slo or ()) - GOODPUT:
         raise WorkloadError(f"goodput bounds {sorted(unknown)[0]!r}; it takes ttft, tpot and e2el")
     good = np.flatnonzero(np.frombuffer(timings.state, dtype=np.uint8) == COMPLETED)
     at, first, last, outputs, prompts = (np.asarray(column)[good] for column in (
@@ -172,7 +173,7 @@ def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
         request_throughput=len(good) * over, output_throughput=tokens_out * over,
         total_token_throughput=(tokens_in + tokens_out) * over,
         request_goodput=None if not slo else _goodput(slo, ttft, tpot, e2el) * over,
-        max_output_tokens_per_s=_busiest_second(timings),
+        max_output_tokens_per_s=_busiest_second(timings, at.min() - client) if len(good) else 0.0,
         max_concurrent_requests=_peak(at, last), steps=timings.steps,
         busy=sum(engine.busy for engine in timings.engines),
         preemptions=timings.preemptions, latency=latency)
@@ -205,8 +206,10 @@ def _gaps(timings: Timings) -> Iterator[Part]:
             yield gaps[some], weights[some].astype(np.int64)
 
 
-def _busiest_second(timings: Timings) -> float:
-    """Tokens in the busiest whole second of the clock."""
+def _busiest_second(timings: Timings, start: float) -> float:
+    """Tokens in the busiest whole second since `start`, the first arrival of a request that was
+    completed. Tokens of requests that were not completed count too: steps do not tell them apart.
+    """
     first = np.asarray(timings.first)
     parts: list[Part] = [(times, np.ones(len(times)))
                          for times in (first[first >= 0], np.asarray(timings.gap_ends))]
@@ -216,10 +219,10 @@ def _busiest_second(timings: Timings) -> float:
                   for low in range(0, len(ends), PART)]
     tokens: dict[int, float] = {}  # by second: a long run may hold few seconds with tokens
     for times, counts in parts:
-        seconds, which = np.unique(times.astype(np.int64), return_inverse=True)
+        seconds, which = np.unique(np.floor(times - start).astype(np.int64), return_inverse=True)
         for second, count in zip(seconds.tolist(), np.bincount(which, counts).tolist()):
             tokens[second] = tokens.get(second, 0.0) + count
-    return max(tokens.values(), default=0.0)
+    return max((count for second, count in tokens.items() if second >= 0), default=0.0)
 
 
 def _peak(at: np.ndarray, last: np.ndarray) -> int:

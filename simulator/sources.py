@@ -8,6 +8,7 @@ from pathlib import Path
 from simulator.chats import chats
 from simulator.errors import WorkloadError
 from simulator.lengths import Draw, empirical, parse_lengths
+from simulator.metrics import GOODPUT
 from simulator.traces import read_trace
 from simulator.workload import Workload, closed_loop, poisson
 
@@ -36,7 +37,7 @@ def make_workload(*, trace: str | Path | None = None, rate: float | None = None,
         return work if rate_scale == 1.0 else work.faster(rate_scale)
     if sample != 1.0 or rate_scale != 1.0:
         raise WorkloadError("--sample and --rate-scale are for --trace: a generator has a rate")
-    inputs, outputs = _lengths(input_len, "input"), _lengths(output_len, "output")
+    inputs, outputs = _lengths(input_len, output_len)
     if chat_rate is not None:
         return chats(chat_rate, 250 if num_requests is None else num_requests, inputs, outputs,
                      turns=turns, think=think, system=system, seed=seed)
@@ -47,12 +48,15 @@ def make_workload(*, trace: str | Path | None = None, rate: float | None = None,
     return poisson(rate, count, inputs, outputs, seed=seed, burstiness=burstiness)
 
 
-def _lengths(text: str, which: str) -> Draw:
-    """A distribution, or with `trace:FILE` that file's own lengths, drawn with replacement."""
-    if not text.startswith("trace:"):
-        return parse_lengths(text, f"--{which}-len")
-    work = read_trace(text.removeprefix("trace:"))
-    return empirical(work.prompts if which == "input" else work.outputs)
+def _lengths(inputs: str, outputs: str) -> tuple[Draw, Draw]:
+    """Distributions, or with `trace:FILE` that file's own lengths, drawn with replacement. A file
+    named twice is read once: it may be a pipe."""
+    works = {text: read_trace(text.removeprefix("trace:")) for text in {inputs, outputs}
+             if text.startswith("trace:")}
+    return (empirical(works[inputs].prompts) if inputs in works
+            else parse_lengths(inputs, "--input-len"),
+            empirical(works[outputs].outputs) if outputs in works
+            else parse_lengths(outputs, "--output-len"))
 
 
 def named_columns(text: str | None) -> dict[str, str]:
@@ -65,15 +69,20 @@ def named_columns(text: str | None) -> dict[str, str]:
 
 
 def slo_bounds(text: str | None) -> Mapping[str, float] | None:
-    """`ttft:500,tpot:50` (ms) → seconds by name."""
+    """`ttft:500,tpot:50` (ms) → seconds by name. WorkloadError where a run could not be judged."""
     if not text:
         return None
     try:
         pairs = [part.split(":") for part in text.replace(" ", ",").split(",") if part]
-        return {{"e2e": "e2el"}.get(name, name): float(ms) / 1e3 for name, ms in pairs}
+        bounds = {{"e2e": "e2el"}.get(name, name): float(ms) / 1e3 for name, ms in pairs}
     except ValueError:
-        raise WorkloadError(f"--goodput {text!r} is not of the form "
-                            f"ttft:500,tpot:50,e2el:10000") from None
+        bounds = {}
+    if not bounds or any(not 0 < bound < float("inf") for bound in bounds.values()):
+        raise WorkloadError(f"--goodput {text!r} is not of the form ttft:500,tpot:50,e2el:10000 "
+                            f"(milliseconds above 0)")
+    if unknown := sorted(set(bounds) - GOODPUT):
+        raise WorkloadError(f"--goodput bounds {unknown[0]!r}; it takes ttft, tpot and e2el")
+    return bounds
 
 
 def parse_failures(text: str | None) -> list[tuple[int, float]]:

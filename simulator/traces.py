@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import json
+import re
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from engine.mistakes import FILE_ERRORS, file_sentence
+from engine.mistakes import FILE_ERRORS, file_sentence, shorten
 from simulator.blockkeys import HashIds, find_hash_block
 from simulator.errors import WorkloadError
 from simulator.lengths import LONGEST_LENGTH
@@ -42,11 +46,11 @@ def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
                skip_bad: bool = False) -> Workload:
     """A trace file as a workload whose first request arrives at 0.
 
-    `.jsonl` is Mooncake's or qwen-bailian's form, anything else is CSV; either may be gzipped,
-    whatever its name. `columns` names the CSV columns of "at", "prompt" and "output" that are not
-    among the known ones. Rows out of order are sorted, with a note. A row that cannot be a request
-    is a WorkloadError with file, line and way out, or with `skip_bad` is left out and counted in a
-    note.
+    `.jsonl`, or what begins with a brace, is Mooncake's or qwen-bailian's form, anything else is
+    CSV; either may be gzipped, whatever its name, or come from a pipe. `columns` names the CSV
+    columns of "at", "prompt" and "output" that are not among the known ones. Rows out of order are
+    sorted, with a note. A row that cannot be a request is a WorkloadError with file, line and way
+    out, or with `skip_bad` is left out and counted in a note.
     """
     path = Path(path)
     bad: list[str] = []
@@ -58,10 +62,12 @@ def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
         bad.append(message)
 
     plain = path.with_suffix("") if path.suffix == ".gz" else path
-    reader = _jsonl_rows if plain.suffix in (".jsonl", ".ndjson") else _csv_rows
     try:
-        with _open_text(path) as file:
-            rows = list(reader(file, path, complain, columns or {}))
+        with open_text(path, "utf-8-sig", newline="") as file:
+            first = next(file, "")
+            json_lines = plain.suffix in (".jsonl", ".ndjson") or first.lstrip().startswith("{")
+            reader = _jsonl_rows if json_lines else _csv_rows
+            rows = list(reader(chain([first], file), path, complain, columns or {}))
     except FILE_ERRORS as problem:
         raise WorkloadError(file_sentence(problem, path, "a .csv or .jsonl trace")) from None
     notes = [f"{len(bad)} bad rows left out, the first: {bad[0]}"] if bad else []
@@ -71,13 +77,16 @@ def read_trace(path: str | Path, *, columns: Mapping[str, str] | None = None,
     return _workload(path, rows, notes)
 
 
-def _open_text(path: Path) -> IO[str]:
-    """UTF-8 text, unzipped if the file begins as gzip files do."""
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    if zipped:
-        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+@contextmanager
+def open_text(path: Path, encoding: str = "utf-8", *, errors: str | None = None,
+              newline: str | None = None) -> Iterator[io.TextIOWrapper]:
+    """A file's text, unzipped if it begins as gzip files do. It is opened once: of a pipe, what
+    has been read does not come again."""
+    with open(str(path), "rb") as file:
+        zipped = file.peek(2)[:2] == b"\x1f\x8b"
+        source = gzip.GzipFile(str(path), "rb", fileobj=file) if zipped else file
+        with io.TextIOWrapper(source, encoding, errors, newline) as text:  # type: ignore[arg-type]
+            yield text
 
 
 def _workload(path: Path, rows: list[_Row], notes: list[str]) -> Workload:
@@ -100,29 +109,44 @@ def _workload(path: Path, rows: list[_Row], notes: list[str]) -> Workload:
 Complain = Callable[[int, str], None]
 
 
-def _csv_rows(file: Any, path: Path, complain: Complain, columns: Mapping[str, str]
+def _csv_rows(file: Iterable[str], path: Path, complain: Complain, columns: Mapping[str, str]
               ) -> Iterator[_Row]:
     lines = csv.reader(file)
-    header = next(lines, None)
+    try:
+        header = next(lines, None)
+    except csv.Error as problem:
+        raise WorkloadError(f"{path}:1: is no header of a CSV trace ({problem}): correct it, or "
+                            f"give a .csv or .jsonl trace") from None
     if not header:
         raise WorkloadError(f"{path}: is empty; wanted a header line and one line a request")
     at, prompt, output = _find_columns(header, path, columns)
     names = header[at], header[prompt], header[output]
     seconds = _clock()
-    try:
-        for row in lines:
-            if not row:
-                continue
-            if len(row) != len(header):
-                complain(lines.line_num, f"has {len(row)} fields, the header {len(header)}")
-                continue
-            try:
-                yield _Row(seconds(row[at]), _length(row[prompt], names[1]),
-                           _length(row[output], names[2]), lines.line_num, None)
-            except ValueError as problem:
-                complain(lines.line_num, _sentence(problem, names[0], row[at]))
-    except csv.Error as problem:
-        raise WorkloadError(f"{path}:{lines.line_num}: not CSV: {problem}") from None
+    while True:
+        line = lines.line_num + 1
+        try:
+            row = next(lines, None)
+        except csv.Error as problem:
+            complain(line, f"not CSV: {problem}{_to_line(line, lines.line_num)}")
+            continue
+        if row is None:
+            return
+        if not row:
+            continue
+        if len(row) != len(header):
+            complain(line, f"has {len(row)} fields, the header {len(header)}"
+                           f"{_to_line(line, lines.line_num)}")
+            continue
+        try:
+            yield _Row(seconds(row[at]), _length(row[prompt], names[1]),
+                       _length(row[output], names[2]), line, None)
+        except ValueError as problem:
+            complain(line, _sentence(problem, names[0], row[at]))
+
+
+def _to_line(first: int, last: int) -> str:
+    """A quote that nobody closes takes many lines into one row: say so."""
+    return f" (a quote opened here runs to line {last:,})" if last > first else ""
 
 
 def _find_columns(header: list[str], path: Path, columns: Mapping[str, str]
@@ -137,7 +161,8 @@ def _find_columns(header: list[str], path: Path, columns: Mapping[str, str]
         index = next((lower.index(name) for name in wanted if name in lower), None)
         if index is None:
             raise WorkloadError(
-                f"{path}:1: no column for {what!r}: found {', '.join(header)}; wanted one of "
+                f"{path}:1: no column for {what!r}: found "
+                f"{shorten(' '.join(', '.join(header).split()), 300)}; wanted one of "
                 f"{', '.join(wanted)}, or name yours with --columns {what}=NAME")
         found.append(index)
     return found[0], found[1], found[2]
@@ -148,35 +173,50 @@ def _length(text: str | int, name: str) -> int:
     try:
         value = int(text)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{name}={text!r} is not a whole number") from None
+        raise ValueError(f"{name}={_shown(text)} is not a whole number") from None
     if isinstance(text, bool) or not 1 <= value <= LONGEST_LENGTH or value != float(text):
-        raise ValueError(f"{name}={text} must be a whole number from 1 to {LONGEST_LENGTH:,}")
+        raise ValueError(f"{name}={shorten(str(text))} must be a whole number from 1 to "
+                         f"{LONGEST_LENGTH:,}")
     return value
+
+
+def _shown(value: Any) -> str:
+    """A value of a row as a sentence quotes it."""
+    return shorten(repr(value))
 
 
 class _NotATime(ValueError):
     pass
 
 
+# A date, perhaps hours and minutes; seconds with any digits; a zone.
+WALL_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d)?)(?::([0-5]\d(?:\.\d*)?))?"
+                        r" ?(Z|[+-]\d\d(?::?\d\d)?)?")
+
+
 def _clock() -> Callable[[str], float]:
-    """A parser of times: seconds, or wall clock (exact to 100 ns: counted from the first)."""
-    minutes: dict[str, float] = {}
+    """A parser of times: seconds, or wall clock (exact to 100 ns: counted from the first). A time
+    without a zone is UTC."""
+    minutes: dict[tuple[str, str | None], float] = {}
     origin: list[float] = []
+
+    def minute(day: str, zone: str | None) -> float:
+        if (day, zone) not in minutes:
+            time = datetime.fromisoformat(day + zone if zone and ":" in day else day)
+            epoch = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+            origin.append(epoch)
+            minutes[day, zone] = epoch - origin[0]
+        return minutes[day, zone]
 
     def seconds(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
-            value = None
-        if value is None:
-            head = text[:16]
+            found = WALL_CLOCK.fullmatch(text.strip())
+            if found is None:
+                raise _NotATime(text) from None
             try:
-                if head not in minutes:
-                    epoch = datetime.fromisoformat(head).replace(tzinfo=UTC).timestamp()
-                    origin.append(epoch)
-                    minutes[head] = epoch - origin[0]
-                fraction = text[17:].split("+")[0].split("-")[0].rstrip("Z ")
-                value = minutes[head] + (float(fraction) if fraction else 0.0)
+                value = minute(found[1], found[3]) + float(found[2] or 0)
             except ValueError:
                 raise _NotATime(text) from None
         if not abs(value) < float("inf"):
@@ -188,13 +228,13 @@ def _clock() -> Callable[[str], float]:
 
 def _sentence(problem: ValueError, name: str, text: Any) -> str:
     if isinstance(problem, _NotATime):
-        return f"{name}={text!r} is neither seconds nor a time like 2023-11-16 18:15:46.68"
+        return f"{name}={_shown(text)} is neither seconds nor a time like 2023-11-16 18:15:46.68"
     return str(problem)
 
 
 # --------------------------------------------------------------------------- JSONL
 
-def _jsonl_rows(file: Any, path: Path, complain: Complain, columns: Mapping[str, str]
+def _jsonl_rows(file: Iterable[str], path: Path, complain: Complain, columns: Mapping[str, str]
                 ) -> Iterator[_Row]:
     """Mooncake: milliseconds. qwen-bailian (told by its chat_id): seconds."""
     wanted = ("timestamp", "input_length", "output_length")
@@ -206,21 +246,32 @@ def _jsonl_rows(file: Any, path: Path, complain: Complain, columns: Mapping[str,
         except json.JSONDecodeError as problem:
             complain(line, f"not JSON: {problem.msg} at column {problem.colno}")
             continue
+        except (ValueError, RecursionError):
+            complain(line, "not JSON that can be read: a number of thousands of digits, or lists "
+                           "within lists without end")
+            continue
         if not isinstance(row, dict) or any(name not in row for name in wanted):
-            found = ", ".join(row) if isinstance(row, dict) else type(row).__name__
+            found = shorten(", ".join(row), 300) if isinstance(row, dict) else type(row).__name__
             complain(line, f"found {found}; wanted {', '.join(wanted)} and optionally hash_ids")
             continue
         unit = 1.0 if "chat_id" in row else 1e-3
         try:
-            at = float(row["timestamp"]) * unit
-            if not abs(at) < float("inf"):
-                raise _NotATime
-            yield _Row(at, _length(row["input_length"], "input_length"),
+            yield _Row(_number(row["timestamp"]) * unit,
+                       _length(row["input_length"], "input_length"),
                        _length(row["output_length"], "output_length"), line, _ids(row))
-        except (TypeError, ValueError) as problem:
-            if isinstance(problem, _NotATime) or "float" in str(problem):
-                problem = ValueError(f"timestamp={row['timestamp']!r} is not a number")
+        except ValueError as problem:
             complain(line, str(problem))
+
+
+def _number(value: Any) -> float:
+    """A time in its unit; ValueError with a sentence if it is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = float("inf")
+    if not abs(number) < float("inf"):
+        raise ValueError(f"timestamp={_shown(value)} is not a number")
+    return number
 
 
 def _ids(row: Mapping[str, Any]) -> Sequence[int] | None:

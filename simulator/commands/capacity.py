@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -19,10 +18,12 @@ from simulator.capacity import (
     offer,
     parse_prices,
     parse_slo,
+    unit_workloads,
 )
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, progress
+from simulator.commands.common import check_places, out, plain_errors, progress, write_json
 from simulator.errors import WorkloadError
+from simulator.workload import Workload
 
 Slo = Annotated[str, typer.Option("--slo", help="seconds: ttft_p99=0.5,tpot_p99=0.05")]
 Prices = Annotated[str | None, typer.Option("--prices", help="an hour: h100=2.5,l4=0.7")]
@@ -56,7 +57,7 @@ def capacity(
         max_model_len=max_model_len, disaggregate=disaggregate, kv_link=kv_link,
         kv_latency_us=kv_latency_us, seed=seed)
     scenario = {name: value for name, value in given.items() if value is not None}
-    check_places(json_out)
+    check_places(json_out, inputs=(trace, cost, model, hardware, input_len, output_len))
     bounds = parse_slo(slo)
     if (prices is None) != (rate is None):
         raise WorkloadError("--prices and --rate go together: what does a rate cost at least?")
@@ -70,18 +71,18 @@ def capacity(
         _show_offers(found, rate)
         answer: Any = [asdict(each) for each in found]
     else:
-        result = _capacity(scenario, bounds, seeds, num_requests, "simulating")
+        unit = unit_workloads(scenario, seeds, num_requests)
+        result = _capacity(scenario, bounds, unit, "simulating")
         _show(result, f"{model} on {cost or hardware}", slo)
         answer = asdict(result)
     if json_out is not None:
-        json_out.write_text(json.dumps(answer, indent=1) + "\n", "utf-8")
+        write_json(json_out, answer)
 
 
-def _capacity(scenario: dict[str, Any], slo: dict[str, float], seeds: int, count: int, what: str
+def _capacity(scenario: dict[str, Any], slo: dict[str, float], unit: list[Workload], what: str
               ) -> Capacity:
     with progress(what) as update:
-        return find_capacity(Search(scenario, slo, seeds=seeds, num_requests=count,
-                                    on_probe=update))
+        return find_capacity(Search(scenario, slo, on_probe=update, unit=unit))
 
 
 def _show(result: Capacity, title: str, slo: str) -> None:
@@ -96,11 +97,11 @@ def _show(result: Capacity, title: str, slo: str) -> None:
 def _offers(scenario: dict[str, Any], slo: dict[str, float], prices: dict[str, float],
             target: float, seeds: int, count: int) -> list[Offer]:
     """Cheapest first; devices that cannot do it last, with the reason."""
-    found = []
+    unit, found = unit_workloads(scenario, seeds, count), []  # once: the trace may be a pipe
     for name, price in prices.items():
         here = {**scenario, "hardware": name}
         try:
-            result = _capacity(here, slo, seeds, count, name)
+            result = _capacity(here, slo, unit, name)
             found.append(offer(name, price, result, target, here))
         except TandemError as problem:
             found.append(Offer(name, None, problem=str(problem)))
@@ -111,18 +112,20 @@ def _show_offers(offers: list[Offer], target: float) -> None:
     table = Table("hardware", "req/s each (95 %)", "engines", "price an hour",
                   title=f"{target:g} requests/s", title_justify="left")
     for each in offers:
-        if each.capacity is not None:
+        if each.capacity is not None and each.problem is None:
             cap = each.capacity
             table.add_row(each.hardware, f"{cap.rate:.3g} ({cap.low:.3g} to {cap.high:.3g})",
                           f"{each.replicas:,}", f"{each.price:,.2f}")
-    out.print(table)
+    if table.row_count:
+        out.print(table)
     for each in offers:
-        for note in each.capacity.notes if each.capacity else ():
+        for note in each.capacity.notes if each.capacity and not each.problem else ():
             out.print(f"note: {each.hardware}: {note}", markup=False)
         if each.problem:
             out.print(f"not {each.hardware}: {each.problem}", markup=False)
     best = offers[0]
-    if best.capacity is None or math.isinf(best.price):
-        raise WorkloadError("none of the devices can hold the SLO: the reasons are above")
+    if math.isinf(best.price):
+        raise WorkloadError("none of the devices is known to hold the SLO at that rate: the "
+                            "reasons are above")
     out.print(f"cheapest: {best.replicas:,} engines on {best.hardware}, {best.price:,.2f} an hour",
               markup=False)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import gzip
+import json
+import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from engine.core.errors import LogError, TandemError
 from engine.core.events import LoadedLog, read_log
-from engine.mistakes import FILE_ERRORS, file_sentence
+from engine.mistakes import FILE_ERRORS, file_sentence, shorten
 from simulator.errors import ReplayError, WorkloadError
+from simulator.traces import open_text
 
 # A table that goes into a file or a pipe is not squeezed into the 80 columns of no terminal.
 out = Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 180)
+
+
+LONGEST_SENTENCE = 2_000  # characters: what a file holds may be quoted, but not all of it
 
 
 def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +36,7 @@ def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return command(*args, **kwargs)
         except TandemError as error:
-            print(error, file=sys.stderr)
+            print(shorten(str(error), LONGEST_SENTENCE), file=sys.stderr)
             raise typer.Exit(2) from None
         except OSError as error:
             print(file_sentence(error), file=sys.stderr)
@@ -40,24 +45,66 @@ def plain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def check_places(*files: Path | None) -> None:
-    """WorkloadError before any work whose results could not be written after it."""
-    for file in files:
-        if file is not None and not file.parent.is_dir():
+def check_places(*files: Path | None, inputs: Iterable[str | Path | None] = ()) -> None:
+    """WorkloadError before any work whose results could not be written after it, or would replace
+    what it reads or each other. `inputs` are what the command was given to read: paths, names of
+    the catalogues (which no file replaces), and lengths, `trace:FILE` among them."""
+    places = [file for file in files if file is not None]
+    for file in places:
+        if not file.parent.is_dir():
             raise WorkloadError(f"{file} cannot be written: there is no folder {file.parent}; "
                                 f"create it first")
-        if file is not None and file.is_dir():
+        if file.is_dir():
             raise WorkloadError(f"{file} cannot be written: it is a folder; name a file in it")
+    named = {_identity(file): file for file in reversed(places)}  # the first of each
+    for given in inputs:
+        read = Path(str(given or "").removeprefix("trace:"))
+        read = read / "config.json" if read.is_dir() else read  # a model's folder
+        if read.is_file() and (replaced := named.get(_identity(read))):
+            raise WorkloadError(f"{replaced} would be replaced, but it is also what is to be read: "
+                                f"name another file for the result")
+    for file in places:
+        if (other := named[_identity(file)]) is not file and (file.is_file() or not file.exists()):
+            twice = f"{file} is" if file == other else f"{other} and {file} are one file,"
+            raise WorkloadError(f"{twice} named for two results, and the second would replace the "
+                                f"first: name two files")
+
+
+def _identity(file: Path) -> Any:
+    """Equal for two names of one file, also through links. A device or a pipe is not replaced by
+    what is written to it: two results may go to /dev/null."""
+    if file.is_file():
+        return (found := file.stat()).st_dev, found.st_ino
+    return file.resolve()
+
+
+def write_text(path: Path, text: str) -> None:
+    """A result as UTF-8. An OSError names the file, also where the system does not (full disk)."""
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+def write_json(path: Path, answer: Any) -> None:
+    """A result as JSON that strict parsers read: null for what is infinite or no number."""
+    write_text(path, json.dumps(_finite(answer), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_run(path: Path) -> LoadedLog:
     """The event log in a file, gzipped or not whatever its name says; what is damaged at its end
     is told. ReplayError if it is none."""
     try:
-        with path.open("rb") as file:
-            zipped = file.read(2) == b"\x1f\x8b"
-        with (gzip.open(path, "rt", encoding="utf-8", errors="replace") if zipped else
-              path.open(encoding="utf-8", errors="replace")) as text:
+        with open_text(path, errors="replace") as text:
             loaded = read_log(text)
     except FILE_ERRORS as error:
         raise ReplayError(file_sentence(error, path, LOG)) from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,15 @@ import typer
 from rich.table import Table
 
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, progress, read_run
+from simulator.commands.common import (
+    check_places,
+    out,
+    plain_errors,
+    progress,
+    read_run,
+    write_json,
+    write_text,
+)
 from simulator.commands.costs import cost_maker
 from simulator.compare import Figure, html_report
 from simulator.compare import compare as compare_runs
@@ -31,7 +38,7 @@ def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")]
             cost: opt.Cost = None, hardware: Device = None, tp: Tp = None, html: Html = None,
             json_out: opt.Json = None) -> None:
     """Simulate a real run's workload freely and print both runs' figures with signed errors."""
-    check_places(html, json_out)
+    check_places(html, json_out, inputs=(log, cost, hardware))
     priced = []
     if cost is None and hardware is None:
         priced.append("steps are priced for an h100, because neither --cost nor --hardware is "
@@ -46,12 +53,12 @@ def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")]
         out.print(f"note: {note}", markup=False)
     out.print(_table(result.figures, f"{log.name} against {cost or hardware}"))
     if html is not None:
-        html.write_text(html_report(result, log.name), "utf-8")
+        write_text(html, html_report(result, log.name))
         out.print(f"curves    {html}", markup=False)
     if json_out is not None:
         rows = {figure.name: {"real": figure.real, "simulated": figure.simulated,
                               "error": figure.error} for figure in result.figures}
-        json_out.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+        write_json(json_out, rows)
 
 
 def _table(figures: list[Figure], title: str) -> Table:

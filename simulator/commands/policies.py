@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -55,6 +56,10 @@ def policies(
     for name, choice in VARIANTS.items():
         result = simulate(work, spec, hardware, {**settings, **choice}, tp=tp, seed=seed)
         rows.append((name, *_figures(result)))
+    if not num_cpu_blocks:
+        note = ("preemption swap has no --num-cpu-blocks to swap to, so it recomputes as the first "
+                "row does")
+        print(f"note: {note}", file=sys.stderr if markdown else None)
     title = f"{work.name}, {len(work):,} requests, {spec.name} on {hardware}"
     if markdown:
         lines = [COLUMNS, ["---"] + ["---:"] * (len(COLUMNS) - 1), *rows]

@@ -19,7 +19,7 @@ def replay(
     copy: opt.Log = None,
 ) -> None:
     """Run a log's arrivals and step times again; say whether every decision is the same."""
-    check_places(copy)
+    check_places(copy, inputs=(log,))
     loaded = read_run(log)
     with progress("replaying") as update, (
             copy.open("w", encoding="utf-8") if copy else nullcontext()) as target:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import typer
 
 from engine.core.events import read_log
-from simulator.api import Simulation, simulate
+from simulator.api import Simulation, _replica_path, simulate
 from simulator.bounds import Bounds
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, progress
+from simulator.commands.common import (
+    check_places,
+    out,
+    plain_errors,
+    progress,
+    write_json,
+    write_text,
+)
 from simulator.commands.costs import cost_maker
 from simulator.disagg import parse_split
 from simulator.errors import WorkloadError
@@ -54,7 +60,11 @@ def run(
     """
     if not 0 <= client_ms < math.inf:
         raise WorkloadError(f"--client-ms {client_ms:g} must be at least 0")
-    check_places(log, json_out, chrome, html)
+    slo, split = slo_bounds(goodput), parse_split(disaggregate, kv_link, kv_latency_us)
+    engines = split.replicas if split else replicas
+    logs = [_replica_path(log, number, engines) for number in range(engines)] if log else []
+    check_places(*logs, json_out, chrome, html,
+                 inputs=(trace, cost, model, hardware, input_len, output_len))
     work = make_workload(trace=trace, rate=rate, users=users, chat_rate=chats, turns=turns,
                          system=system_prompt, think=think, burstiness=burstiness,
                          num_requests=num_requests, input_len=input_len, output_len=output_len,
@@ -72,10 +82,10 @@ def run(
     with progress("simulating") as update:
         result = simulate(work, spec, hardware, settings, tp=tp, cost=price, replicas=replicas,
                           router=router, seed=seed, graphs=not eager, log=log,
-                          slo=slo_bounds(goodput), client_seconds=client_ms / 1e3,
+                          slo=slo, client_seconds=client_ms / 1e3,
                           bounds=Bounds(max_queue, max_minutes and max_minutes * 60),
                           failures=parse_failures(fail), on_progress=update,
-                          split=parse_split(disaggregate, kv_link, kv_latency_us),
+                          split=split,
                           keep_events=chrome is not None or html is not None)
     title = f"{work.name} on {spec.name}, {cost or hardware}"
     show(result, title)
@@ -84,7 +94,7 @@ def run(
         setup = {"backend": "tandem-simulator", "model_id": spec.name, "tokenizer_id": spec.name,
                  "request_rate": work.rate if rate is None else rate if math.isfinite(rate)
                  else "inf", "burstiness": burstiness, "max_concurrency": users}
-        json_out.write_text(json.dumps(setup | result.as_json(), indent=1) + "\n", "utf-8")
+        write_json(json_out, setup | result.as_json())
     if result.stopped or not result.metrics.completed:
         raise typer.Exit(1)
 
@@ -97,7 +107,7 @@ def _export(result: Simulation, title: str, chrome: Path | None, html: Path | No
         write_chrome_trace(logs, chrome)
         out.print(f"trace     {chrome}: open it at ui.perfetto.dev", markup=False)
     if html is not None:
-        html.write_text(run_report(result.timings, logs, result.config.num_blocks, title), "utf-8")
+        write_text(html, run_report(result.timings, logs, result.config.num_blocks, title))
         out.print(f"report    {html}", markup=False)
 
 
@@ -116,5 +126,6 @@ def show(result: Simulation, title: str) -> None:
     done = len(result.timings)
     out.print(f"simulated in {result.loop_seconds:.2f} s "
               f"({done / max(result.loop_seconds, 1e-9):,.0f} requests/s)", markup=False)
-    if result.log:
-        out.print(f"log       {result.log}", markup=False)
+    if paths := result.log_paths:
+        more = f" to {paths[-1]}" if len(paths) > 1 else ""
+        out.print(f"log       {paths[0]}{more}", markup=False)

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from simulator.__main__ import app
 from simulator.capacity import (
+    ALONE,
     MOST,
     Search,
     find_capacity,
@@ -22,6 +23,7 @@ from simulator.capacity import (
 )
 from simulator.errors import WorkloadError
 from simulator.scenario import run_scenario
+from simulator.workload import LONGEST
 
 SMALL = {"model": "smollm2", "hardware": "l4", "input_len": "20:200", "output_len": "5:40",
          "max_num_seqs": 8}
@@ -114,9 +116,45 @@ def test_the_command_names_rate_interval_and_what_gives(tmp_path):
 
 def test_prices_name_the_cheapest_device_and_why_others_are_none():
     result = call(*FAST, "--slo", "ttft_p99=0.05", "--prices", "h100=2.5,l4=0.7,tpu=1", "--rate",
-                  2000)
+                  2000, "--seeds", 5)
     assert result.exit_code == 0, result.output
     assert "cheapest: " in result.output and "not tpu: unknown hardware 'tpu'" in result.output
+
+
+def test_an_interval_too_wide_to_count_engines_by_is_no_offer():
+    result = call(*FAST, "--slo", "ttft_p99=0.05", "--prices", "l4=0.7", "--rate", 2000)
+    assert result.exit_code == 2 and "no number of engines can be told" in result.output
+    assert "none of the devices" in result.stderr and "cheapest" not in result.output
+    capacity = SimpleNamespace(rate=10.0, low=4.9, high=20.0)
+    each = offer("l4", 0.7, capacity, 20.0, {})
+    assert each.price == math.inf and "between 4.9 and 20 requests/s each" in each.problem
+    assert offer("l4", 0.7, SimpleNamespace(rate=10.0, low=5.0, high=20.0), 20.0, {}).replicas == 4
+
+
+def test_bursts_that_break_the_slo_at_any_rate_are_not_called_a_request_alone():
+    words = (*FAST, "--hardware", "l4", "--burstiness", 0.001)
+    alone = SMALL | {"burstiness": 0.001}
+    bound = usage(Search(alone, {"ttft_p99": 1.0}, seeds=2, num_requests=60).alone(),
+                  {"ttft_p99": 1.0})[0]
+    burst = call(*words, "--slo", f"ttft_p99={bound * 1.01:g}")
+    assert burst.exit_code == 2 and burst.stderr.count("\n") == 1
+    assert "because these requests come in bursts, though each alone would hold" in burst.stderr
+    device = call(*words, "--slo", f"ttft_p99={bound * 0.9:g}")
+    assert f"even a request alone has ttft_p99 = {bound:.3g} s on l4" in device.stderr
+
+
+def test_many_requests_are_set_apart_only_as_far_as_a_clock_tells():
+    search = Search(SMALL, {"ttft_p99": 1.0}, seeds=2, num_requests=20_000)
+    assert search.lowest == pytest.approx(2e-5, rel=0.05) and ALONE == 1e-5
+    assert search.unit[0].faster(search.lowest).span <= LONGEST
+    assert Search(SMALL, {"ttft_p99": 1.0}, seeds=2, num_requests=60).lowest == ALONE
+
+
+def test_the_answer_as_json_is_read_by_strict_parsers(tmp_path):
+    path = tmp_path / "c.json"
+    assert call(*FAST, "--hardware", "l4", "--slo", "e2el_p99=100", "--json", path).exit_code == 0
+    answer = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert None in [probe["used"] for probe in answer["probes"]]  # where the queue diverges
 
 
 def test_engines_are_counted_by_the_lower_end_of_the_interval():

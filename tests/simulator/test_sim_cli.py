@@ -38,7 +38,7 @@ def test_run_prints_the_table_and_writes_json_and_a_log_that_replays(trace, tmp_
     assert set(data) >= {
         "backend", "model_id", "tokenizer_id", "num_prompts", "request_rate", "burstiness",
         "max_concurrency", "duration", "completed", "failed", "total_input_tokens",
-        "total_output_tokens", "request_throughput", "request_goodput:", "output_throughput",
+        "total_output_tokens", "request_throughput", "request_goodput", "output_throughput",
         "total_token_throughput", "max_output_tokens_per_s", "max_concurrent_requests",
         *(f"{stat}_{name}_ms" for stat in ("mean", "median", "std", "p99")
           for name in ("ttft", "tpot", "itl", "e2el"))}
@@ -82,6 +82,10 @@ def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
     (("--poisson", 1, "--router", "magic"), "unknown router 'magic'"),
     (("--poisson", 1, "--replicas", 0), "replicas"),
     (("--poisson", 1, "--goodput", "fast"), "--goodput 'fast'"),
+    (("--poisson", 1, "--goodput", "ttft:nan"), "--goodput 'ttft:nan' is not of the form"),
+    (("--poisson", 1, "--goodput", "ttft:-5"), "(milliseconds above 0)"),
+    (("--poisson", 1, "--goodput", "tttf:5"), "--goodput bounds 'tttf'; it takes ttft, tpot"),
+    (("--trace", "nowhere.csv", "--goodput", "tttf:5"), "--goodput bounds 'tttf'"),
     (("--poisson", 1, "--num-requests", 2, "--log", "/nowhere/x.jsonl"), "/nowhere/x.jsonl"),
     (("--trace", "/nowhere.csv"), "/nowhere.csv does not exist: check the path"),
     (("--trace", "TRACE", "--columns", "at"), "--columns 'at' is not of the form"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from random import Random
 
 import numpy as np
@@ -77,8 +78,21 @@ def test_vllms_definitions_by_hand():
     assert result["mean_e2el_ms"] == pytest.approx((4.0 + 2.5) / 2 * 1e3)
     assert result["total_input_tokens"] == 12 and result["total_output_tokens"] == 4
     assert result["request_throughput"] == 0.5 and result["output_throughput"] == 1.0
-    assert result["total_token_throughput"] == 4.0 and result["request_goodput:"] == 0.25
+    assert result["total_token_throughput"] == 4.0 and result["request_goodput"] == 0.25
     assert result["max_concurrent_requests"] == 2
+
+
+def test_the_busiest_second_counts_from_the_first_arrival_and_as_the_client_sees_it():
+    timings = three_requests()  # tokens 1, 2, 3 and 4 s after the first arrival
+    assert compute_metrics(timings).max_output_tokens_per_s == 1.0
+    for column in (timings.at, timings.first, timings.last, timings.gap_ends):
+        column[:] = array("d", (time - 0.5 for time in column))
+    timings.first[1] = timings.last[1] = 12.0  # 2.5 s after the first arrival at 9.5
+    timings.gap_ends[0] = 11.5  # 2 s after it: the same second, but not of the clock
+    assert compute_metrics(timings).max_output_tokens_per_s == 2.0
+    assert compute_metrics(timings, client=0.5).max_output_tokens_per_s == 1.0  # 2.5 and 3.0 s
+    timings.state[:] = bytes([PENDING] * 3)
+    assert compute_metrics(timings).max_output_tokens_per_s == 0.0
 
 
 def test_a_goodput_bound_on_something_else_is_refused():

@@ -99,6 +99,70 @@ def test_a_gzipped_trace_is_read_whatever_its_name(tmp_path, name):
         read_trace(tmp_path / name)
 
 
+@pytest.mark.parametrize("first, second, apart", [
+    ("2023-11-16 18:15:46+02:00", "2023-11-16T17:15:47.5Z", 3601.5),
+    ("2023-11-16 18:15:46.25-0530", "2023-11-16 23:45:47.25", 1.0),  # without a zone: UTC
+    ("2023-11-16T23:59:59.9999999+00", "2023-11-17 01:00:00.0000001+01:00", 2e-7),
+    ("2023-11-16", "2023-11-16 00:01", 60.0)])
+def test_times_of_several_zones_are_told_apart(tmp_path, first, second, apart):
+    for rows in ((first, second), (second, first)):
+        work = read_trace(write(tmp_path, AZURE + "".join(f"{at},5,3\n" for at in rows)))
+        assert work.at[1] == pytest.approx(apart, abs=1e-8)
+        assert bool(work.notes) == (rows[0] == second)
+
+
+@pytest.mark.parametrize("time", [
+    "2023-11-16 18:15:99", "2023-11-16 18:15:60", "2023-11-16 18:15:46+25:00", "2023-11-16 25:15:1",
+    "2023-13-16 18:15:46", "2023-11-16 18:15:46.6 nonsense", "2023-11-16 18:15:46-", "9" * 400,
+    "x" * 100_000])
+def test_what_is_no_time_is_a_short_sentence(tmp_path, time):
+    with pytest.raises(WorkloadError, match=":2: TIMESTAMP=.* is neither seconds nor a time") as no:
+        read_trace(write(tmp_path, AZURE + f"{time},5,3\n"))
+    assert len(str(no.value)) < 500
+
+
+@pytest.mark.parametrize("bad, words", [
+    ('{"timestamp": ' + "9" * 400 + ', "input_length": 1, "output_length": 1}', "is not a number"),
+    ('{"timestamp": ' + "9" * 5000 + ', "input_length": 1, "output_length": 1}', "of digits"),
+    ('{"timestamp": 1, "input_length": ' + "9" * 400 + ', "output_length": 1}', "must be a whole"),
+    ('{"timestamp": 1, "input_length": ["' + "9" * 4000 + '"], "output_length": 1}', "not a whole"),
+    ('{"timestamp": 1e999, "input_length": 1, "output_length": 1}', "timestamp=inf is not a"),
+    ('{"timestamp": null, "input_length": 1, "output_length": 1}', "timestamp=None is not a"),
+    ("[" * 100_000, "lists within lists"), ('{"a":' * 100_000, "lists within lists"),
+    ("{" + ", ".join(f'"key{n}": 1' for n in range(9999)) + "}", "wanted timestamp")])
+def test_whatever_a_json_line_holds_it_is_a_short_sentence_with_its_line(tmp_path, bad, words):
+    path = write(tmp_path, lines(MOONCAKE[0]) + bad + "\n" + lines(MOONCAKE[1]), "t.jsonl")
+    with pytest.raises(WorkloadError) as error:
+        read_trace(path)
+    told = str(error.value)
+    assert told.startswith(f"{path}:2: ") and words in told and len(told) < 700
+    assert "--skip-bad-rows" in told
+    work = read_trace(path, skip_bad=True)
+    assert len(work) == 2 and work.notes[0].startswith("1 bad rows left out")
+
+
+@pytest.mark.parametrize("text, where", [
+    ("x" * 140_000 + ",prompt,output\n1,2,3\n", ":1: is no header of a CSV trace"),
+    ('at,"prompt,output\n' + "1,2,3\n" * 30_000, ":1: is no header of a CSV trace"),
+    ('at,"prompt,output\n1,2,3\n', ":1: no column for 'prompt'"),
+    ('[{"timestamp": 1, ' + '"a": 1, ' * 60_000 + "}]", ":1: no column for 'at'"),
+    ('at,prompt,output\n1,"2,3\n1,2,3\n1,2,3\n', ":2: has 2 fields, the header 3 (a quote opened "
+                                                  "here runs to line 4)"),
+    ("at,prompt,output\n" + "y" * 140_000 + ",2,3\n", ":2: not CSV: field larger than")])
+def test_whatever_a_csv_holds_it_is_a_short_sentence_with_its_line(tmp_path, text, where):
+    path = write(tmp_path, text)
+    with pytest.raises(WorkloadError) as error:
+        read_trace(path)
+    told = str(error.value)
+    assert told.startswith(f"{path}{where}") and len(told) < 700 and "\n" not in told
+
+
+def test_a_field_too_long_for_csv_is_one_bad_row_and_the_rows_after_it_are_read(tmp_path):
+    path = write(tmp_path, "at,prompt,output\n0,1,1\n" + "y" * 140_000 + ",2,3\n4,5,6\n")
+    work = read_trace(path, skip_bad=True)
+    assert columns(work) == [(0.0, 1, 1), (4.0, 5, 6)] and ":3: not CSV" in work.notes[0]
+
+
 def test_a_thinned_trace_keeps_times_lengths_and_contents_of_what_it_keeps(tmp_path):
     rows = [{"timestamp": i * 1000, "input_length": 512, "output_length": 1 + i, "hash_ids": [i]}
             for i in range(400)]
