@@ -18,7 +18,7 @@ class Observation(NamedTuple):
 
     step: int
     shape: Shape
-    seconds: float  # from this step's begin to the next one's: executor, scheduler, log, text
+    seconds: float  # until the loop went on: executor, scheduler, log, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,9 @@ def observe(log: LoadedLog, name: str) -> Run:
     """The steps of a log whose duration is known, without the first WARM_UP ones.
 
     A turn's time includes the host's work; before an idle wait, where the next begin says nothing,
-    it is the executor's own time. CalibrationError if the log has no model or too few steps.
+    it is the executor's own time. A step that was started while the one before still ran counts
+    from when the loop was done with that one. Steps that failed tell nothing. CalibrationError if
+    the log has no model or too few steps.
     """
     model = log.header.get("model")
     if not isinstance(model, dict):
@@ -54,18 +56,18 @@ def observe(log: LoadedLog, name: str) -> Run:
 
 
 def _steps(events: Iterable[dict[str, Any]]) -> Iterable[Observation]:
-    begin = ended = 0.0
-    number, batch, alive = -1, None, 0
-    copied = swapped = 0
-    timed: tuple[int, Shape, float] | None = None  # a step that waits for its successor's begin
+    begin = ended = free = 0.0  # `free`: the loop was done with all earlier steps
+    alive = copied = swapped = 0
+    begun: dict[int, tuple[Shape, float]] = {}  # by step: under look-ahead two at a time
+    timed: tuple[int, Shape, float] | None = None  # a step that waits for its turn's end
     for event in events:
         kind = event["e"]
         if kind == "step_begin":
+            begin, copied, swapped = event["t"], 0, 0
             if timed is not None:
-                step, shape, start = timed
-                yield Observation(step, shape, (event["t"] if alive else ended) - start)
+                free = begin if alive else ended
+                yield _observation(timed, free)
                 timed = None
-            begin, number, copied, swapped = event["t"], event["step"], 0, 0
         elif kind == "arrive":
             alive += 1
         elif kind == "finish":
@@ -74,11 +76,21 @@ def _steps(events: Iterable[dict[str, Any]]) -> Iterable[Observation]:
             copied += 1
         elif kind == "swap":
             swapped += len(event["pairs"])
-        elif kind == "batch":
-            batch = event
-        elif kind == "time" and batch is not None and batch["counts"]:
-            shape = shape_from(batch["starts"], batch["counts"], sum(batch["counts"]),
-                               len(batch["partial"]), copied, swapped)
-            timed, ended = (number, shape, begin), event["t"]
+        elif kind == "batch" and event["counts"]:
+            begun[event["step"]] = shape_from(
+                event["starts"], event["counts"], sum(event["counts"]), len(event["partial"]),
+                copied, swapped), begin
+        elif kind == "time" and event["step"] in begun:
+            shape, start = begun.pop(event["step"])
+            ended = event["t"]
+            if "error" in event or "undone" in event:
+                free = ended
+            else:
+                timed = event["step"], shape, max(start, free)
     if timed is not None:
-        yield Observation(timed[0], timed[1], ended - timed[2])
+        yield _observation(timed, ended)
+
+
+def _observation(timed: tuple[int, Shape, float], end: float) -> Observation:
+    step, shape, start = timed
+    return Observation(step, shape, end - start)
