@@ -160,13 +160,11 @@ def write_table(rows: list[Row], path: Path) -> None:
 
 
 def _column(values: list[Any]) -> list[Any]:
-    """Of one type that a table has: numbers together become floating, what is mixed otherwise or
-    too large for 64 bits becomes text."""
-    large = any(isinstance(value, int) and value.bit_length() > 63 for value in values)
+    """Of one type that a table has: numbers together become floating, anything else mixed text."""
     kinds = {type(value) for value in values if value not in (None, *NOT_FINITE)}
     finite = {type(value) for value in values if value is not None} == kinds
-    if kinds and kinds <= {int, float} and not large and (len(kinds) > 1 or not finite):
+    if kinds and kinds <= {int, float} and (len(kinds) > 1 or not finite):
         return [None if value is None else float(value) for value in values]
-    if len(kinds) <= 1 and kinds <= {str, int, float, bool} and not large:
+    if len(kinds) <= 1 and kinds <= {str, int, float, bool}:
         return values
     return [None if value is None else str(value) for value in values]

@@ -12,8 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.commands.common import check_places, out, plain_errors, progress
-from simulator.errors import WorkloadError
-from simulator.plan import Point, read_plan, shorten
+from simulator.plan import read_plan, shorten
 from simulator.report import NOTHING
 from simulator.results import Results, Row, table_path, write_table
 from simulator.sweep import has_result, local_runner, ray_runner
@@ -37,7 +36,8 @@ def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None
     """Simulate every combination of a plan; results to JSON Lines, and to Parquet or CSV."""
     points = read_plan(plan)
     place = results or plan.with_suffix(".results.jsonl")
-    _check_outputs(plan, points, place)
+    table = table_path(place)
+    check_places(place, table, inputs={plan, *(file for point in points for file in point.files)})
     runner = ray_runner(ray) if ray else local_runner(workers or os.cpu_count() or 1)
     with Results(place) as store:
         for note in store.notes:
@@ -47,21 +47,9 @@ def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None
         with progress("sweeping") as update:
             rows = run_sweep(points, store, runner, update)
         _print(rows, points[0].values, show)
-        write_table(rows, table_path(place))
+        write_table(rows, table)
     out.print(f"rows      {place}", markup=False)
-    out.print(f"table     {table_path(place)}", markup=False)
-
-
-def _check_outputs(plan: Path, points: list[Point], rows: Path) -> None:
-    """WorkloadError before any simulation if what comes of it could not be kept, or would
-    overwrite what the plan reads."""
-    table = table_path(rows)
-    check_places(rows, table)
-    read = {path.resolve() for path in (plan, *(file for point in points for file in point.files))}
-    for path in (rows, table):
-        if path.resolve() in read:
-            raise WorkloadError(f"{path} would be overwritten, and the plan reads it: choose "
-                                f"another --out")
+    out.print(f"table     {table}", markup=False)
 
 
 def _print(rows: list[Row], named: Iterable[str], show: int) -> None:

@@ -35,7 +35,7 @@ def call(*words):
 
 
 def swept(path, *words):
-    """The rows of a sweep in one process, by what they have for the name asked for last."""
+    """The rows of a sweep in one process, as its file has them, and what it says."""
     result = call("sweep", path, "--workers", 1, *words)
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in
@@ -227,7 +227,7 @@ def test_a_table_does_not_overwrite_the_trace_it_comes_from(tmp_path, monkeypatc
     path.write_text(f'[base]\ntrace = "{table}"\n')
     (tmp_path / table).write_text(text)
     result = call("sweep", path, "--out", tmp_path / "r.jsonl")
-    assert result.exit_code == 2 and f"{table} would be" in result.stderr
+    assert result.exit_code == 2 and f"{table} would be replaced" in result.stderr
     assert (tmp_path / table).read_text() == text
 
 
