@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
+from struct import pack
 from typing import overload
 
 from simulator.errors import WorkloadError
@@ -49,6 +51,23 @@ class _Keys(Sequence[int]):
             return [self[i] for i in range(*number.indices(len(self)))]
         last = ((number + 1) * self._block - 1) // self._hash_block
         return self._ids[last] << 24 | number
+
+
+class TokenKeys:
+    """Keys of prompts given as token ids: equal for equal beginnings, whatever the block size."""
+
+    def __init__(self, prompts: Sequence[Sequence[int]], salts: Sequence[str]):
+        self._prompts, self._salts = prompts, salts
+
+    def __call__(self, index: int, block_size: int) -> list[int]:
+        tokens, keys = self._prompts[index], []
+        parent = self._salts[index].encode()
+        layout = f"<{block_size}q"
+        for start in range(0, len(tokens) // block_size * block_size, block_size):
+            block = pack(layout, *tokens[start:start + block_size])
+            parent = blake2b(parent + block, digest_size=8).digest()
+            keys.append(int.from_bytes(parent, "little") >> 1)
+        return keys
 
 
 def find_hash_block(prompts: Sequence[int], ids: Sequence[Sequence[int]], path: Path) -> int:

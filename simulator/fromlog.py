@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
-from struct import pack
 from typing import Any
 
 from engine.core.events import LoadedLog
+from simulator.answers import answers_of, retell
+from simulator.blockkeys import TokenKeys
 from simulator.errors import ReplayError, WorkloadError
 from simulator.workload import Workload
 
@@ -45,12 +45,16 @@ def workload_from_log(log: LoadedLog, name: str) -> Workload:
     salts = [event.get("salt", "") for event in kept]
     tokens = any("tokens" in event for event in kept)
     size = log.header.get("config", {}).get("block_size", 16)
+    told = None
+    if all("tokens" in event for event in kept):
+        said = answers_of(log.events)
+        told = retell(contents, [said.get(event["request"], []) for event in kept], salts, size)
     return Workload(
         name, array("d", (event["at"] for event in kept)),
         array("q", (event["prompt"] for event in kept)),
         array("q", (outputs[event["request"]] for event in kept)),
         TokenKeys(contents, salts) if tokens else GivenKeys(contents, size),
-        notes=notes)
+        tokens=None if told is None else lambda index: told[index], notes=notes)
 
 
 def _kept(arrived: Mapping[str, dict[str, Any]], outputs: Mapping[str, int]
@@ -106,23 +110,6 @@ def _outputs(events: Sequence[dict[str, Any]]) -> dict[str, int]:
         elif kind == "finish":
             outputs[event["request"]] = event["outputs"]
     return outputs
-
-
-class TokenKeys:
-    """Keys of prompts given as token ids: equal for equal beginnings, whatever the block size."""
-
-    def __init__(self, prompts: Sequence[Sequence[int]], salts: Sequence[str]):
-        self._prompts, self._salts = prompts, salts
-
-    def __call__(self, index: int, block_size: int) -> list[int]:
-        tokens, keys = self._prompts[index], []
-        parent = self._salts[index].encode()
-        layout = f"<{block_size}q"
-        for start in range(0, len(tokens) // block_size * block_size, block_size):
-            block = pack(layout, *tokens[start:start + block_size])
-            parent = blake2b(parent + block, digest_size=8).digest()
-            keys.append(int.from_bytes(parent, "little") >> 1)
-        return keys
 
 
 class GivenKeys:

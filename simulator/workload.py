@@ -31,6 +31,7 @@ class Workload:
     prompts: array  # 'q': prompt tokens, >= 1
     outputs: array  # 'q': output tokens, >= 1
     keys: BlockKeys | None = None  # None: no request shares content with another
+    tokens: Callable[[int], list[int]] | None = None  # token ids of request `index`, before keys
     closed: Closed | None = None  # set: `at` is ignored, users send one after another
     chats: Chats | None = None  # set: `at` counts for first turns only
     notes: list[str] = field(default_factory=list)  # what reading it changed, for the user
@@ -74,11 +75,12 @@ class Workload:
         if self.waits or not 0 <= start < len(self) or count < 1:
             raise WorkloadError(f"requests {start} to {start + count - 1} of {self.name} are no "
                                 f"window of a trace of {len(self):,}")
-        end, keys = start + count, self.keys
+        end, keys, tokens = start + count, self.keys, self.tokens
         return replace(
             self, at=array("d", (time - self.at[start] for time in self.at[start:end])),
             prompts=self.prompts[start:end], outputs=self.outputs[start:end], notes=[],
-            keys=None if keys is None else lambda index, size: keys(start + index, size))
+            keys=None if keys is None else lambda index, size: keys(start + index, size),
+            tokens=None if tokens is None else lambda index: tokens(start + index))
 
     def sample(self, share: float, seed: int = 0) -> Workload:
         """Each request kept with probability `share`, at its own time: a thinner stream."""
@@ -92,9 +94,10 @@ class Workload:
                                 f"none: take more")
         at, prompts, outputs = (array(column.typecode, (column[index] for index in kept))
                                 for column in (self.at, self.prompts, self.outputs))
-        keys = self.keys
+        keys, tokens = self.keys, self.tokens
         return replace(self, at=at, prompts=prompts, outputs=outputs, notes=list(self.notes),
-                       keys=None if keys is None else lambda index, size: keys(kept[index], size))
+                       keys=None if keys is None else lambda index, size: keys(kept[index], size),
+                       tokens=None if tokens is None else lambda index: tokens(kept[index]))
 
     def faster(self, factor: float) -> Workload:
         """The same requests at `factor` times the rate."""

@@ -172,9 +172,9 @@ class World:
             params = self._params[output] = SamplingParams(
                 temperature=0.0, max_tokens=output, ignore_eos=True)
         at = self.timings.at[index]
-        if work.chats is not None:
-            return Request(f"r{index}", work.chats.prompt(index), params, arrival_time=at,
-                           user=Live(index))
+        tokens = work.tokens if work.chats is None else work.chats.prompt
+        if tokens is not None:
+            return Request(f"r{index}", tokens(index), params, arrival_time=at, user=Live(index))
         keys = work.keys(index, block_size) if work.keys else ()
         return Request(f"r{index}", work.prompts[index], params, arrival_time=at, keys=keys,
                        user=Live(index))

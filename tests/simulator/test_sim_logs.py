@@ -1,4 +1,4 @@
-"""What a simulated run's logs tell later commands: nothing of older runs, and how many ranks."""
+"""What a log tells later commands: no older run, who said what, and on how many ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typer.testing import CliRunner
 
 from engine.core.events import read_log
 from simulator.__main__ import app
+from simulator.answers import retell
 from simulator.api import simulate
 from simulator.basis import Reference
 from simulator.calibrate import calibrate
+from simulator.chats import ANSWER, chats
 from simulator.compare import compare
 from simulator.errors import ReplayError
 from simulator.fitted import Machine, save_machine
-from simulator.fromlog import tp_of
+from simulator.fromlog import tp_of, workload_from_log
 from simulator.hardware import load_hardware
 from simulator.lengths import parse_lengths
 from simulator.observe import observe
@@ -51,6 +53,39 @@ def test_a_run_that_fails_at_its_start_destroys_no_log(tmp_path):
                  log=path)
     assert path.read_bytes() == before
 
+
+# --------------------------------------------------------------------------- answers
+
+def test_an_answer_that_a_later_prompt_repeats_is_found_again_by_hand():
+    # Blocks of 4. The second prompt repeats the first one and its answer, of which the block
+    # [5, 6, 7, 8] is whole; the third repeats the second with all of its answer.
+    prompts = [[5, 6, 7], [5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 9, 10, 11, 12, 13]]
+    answers = [[8, 9], [11, 12, 3], [1]]
+    assert retell(prompts, answers, [""] * 3, 4) == [
+        [6, 7, 8], [6, 7, 8, ANSWER, 10, 11], [6, 7, 8, ANSWER, 10, 11, ANSWER, ANSWER, 14]]
+
+
+def test_other_answers_other_salts_and_mere_prompts_are_no_repetition():
+    prompts = [[5, 6, 7], [5, 6, 7, 8, 9]]
+    assert retell(prompts, [[1, 2], [3]], ["", ""], 4) is None
+    assert retell(prompts, [[8, 9], [3]], ["", "b"], 4) is None
+    assert retell([[1, 2, 3, 4], [1, 2, 3, 4, 5]], [[9], [9]], ["", ""], 4) is None
+    told = retell([*prompts, [5, 6, 7]], [[8, 9], [3], [3]], ["", "", "b"], 4)
+    assert told is not None and not set(told[2]) & {*told[0], *told[1]}
+
+
+def test_a_recorded_chat_finds_its_answers_as_the_recorded_run_did(tmp_path):
+    path = tmp_path / "chat.jsonl"
+    work = chats(2.0, 8, parse_lengths("20:60"), parse_lengths("40:90"), turns=4, think=0.5)
+    run = simulate(work, "smollm2-135m", H100, log=path)
+    result = compare(read_log(path), "chat", H100)
+    assert max(abs(figure.error or 0.0) for figure in result.figures) < 1e-6
+    assert result.simulation.prefix_hit_rate == run.prefix_hit_rate > 0.6
+    half = workload_from_log(read_log(path), "chat")
+    assert half.window(3, 2).tokens(1) == half.tokens(4)
+
+
+# --------------------------------------------------------------------------- ranks
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory):
