@@ -190,8 +190,8 @@ class _NotATime(ValueError):
 
 
 # A date, perhaps hours and minutes; seconds with any digits; a zone.
-WALL_CLOCK = re.compile(r"(\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d)?)(?::([0-5]\d(?:\.\d*)?))?"
-                        r" ?(Z|[+-]\d\d(?::?\d\d)?)?")
+WALL_CLOCK = re.compile(r"\s*(\d{4}-\d\d-\d\d(?:[ T]\d\d:\d\d)?)(?::([0-5]\d(?:\.\d*)?))?"
+                        r" ?(Z|[+-]\d\d(?::?\d\d)?)?\s*")
 
 
 def _clock() -> Callable[[str], float]:
@@ -199,26 +199,27 @@ def _clock() -> Callable[[str], float]:
     without a zone is UTC."""
     minutes: dict[tuple[str, str | None], float] = {}
     origin: list[float] = []
+    wall_clock = WALL_CLOCK.fullmatch
 
     def minute(day: str, zone: str | None) -> float:
-        if (day, zone) not in minutes:
-            time = datetime.fromisoformat(day + zone if zone and ":" in day else day)
-            epoch = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
-            origin.append(epoch)
-            minutes[day, zone] = epoch - origin[0]
-        return minutes[day, zone]
+        time = datetime.fromisoformat(day + zone if zone and ":" in day else day)
+        epoch = (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
+        origin.append(epoch)
+        value = minutes[day, zone] = epoch - origin[0]
+        return value
 
     def seconds(text: str) -> float:
+        found = wall_clock(text)
         try:
-            value = float(text)
-        except ValueError:
-            found = WALL_CLOCK.fullmatch(text.strip())
             if found is None:
-                raise _NotATime(text) from None
-            try:
-                value = minute(found[1], found[3]) + float(found[2] or 0)
-            except ValueError:
-                raise _NotATime(text) from None
+                value = float(text)
+            else:
+                day, second, zone = found.groups()
+                start = minutes.get((day, zone))
+                value = ((minute(day, zone) if start is None else start)
+                         + (float(second) if second else 0.0))
+        except ValueError:
+            raise _NotATime(text) from None
         if not abs(value) < float("inf"):
             raise _NotATime(text)
         return value

@@ -57,8 +57,8 @@ def capacity(
         max_model_len=max_model_len, disaggregate=disaggregate, kv_link=kv_link,
         kv_latency_us=kv_latency_us, seed=seed)
     scenario = {name: value for name, value in given.items() if value is not None}
-    check_places(json_out, inputs=(trace, cost, model, hardware, input_len, output_len))
-    bounds = parse_slo(slo)
+    bounds, priced = parse_slo(slo), parse_prices(prices) if prices is not None else {}
+    check_places(json_out, inputs=(trace, cost, model, hardware, input_len, output_len, *priced))
     if (prices is None) != (rate is None):
         raise WorkloadError("--prices and --rate go together: what does a rate cost at least?")
     if prices is not None and cost is not None:
@@ -67,7 +67,7 @@ def capacity(
     if prices is not None and rate is not None:
         if not 0 < rate < math.inf:
             raise WorkloadError(f"--rate {rate:g} must be above 0")
-        found = _offers(scenario, bounds, parse_prices(prices), rate, seeds, num_requests)
+        found = _offers(scenario, bounds, priced, rate, seeds, num_requests)
         _show_offers(found, rate)
         answer: Any = [asdict(each) for each in found]
     else:

@@ -55,6 +55,18 @@ def test_poisson_and_closed_loops_run_without_a_trace():
         assert result.exit_code == 0 and "20 completed of 20" in result.output
 
 
+def test_the_table_of_policies_says_that_a_swap_without_blocks_to_swap_to_recomputes():
+    words = ("policies", "--poisson", 50, "--num-requests", 20, "--input-len", 30, "--output-len",
+             20, "--model", "smollm2", "--hardware", "l4", "--num-blocks", 40)
+    told = "note: preemption swap has no --num-cpu-blocks to swap to, so it recomputes"
+    rows = {line.split("|")[1].strip(): line.split("|")[2:]
+            for line in call(*words, "--markdown").stdout.splitlines()}  # notes are on stderr
+    assert rows["preemption swap"] == rows["mixed, fcfs, recompute, lru"]
+    assert told in call(*words, "--markdown").stderr and told in call(*words).stdout
+    with_blocks = call(*words, "--num-cpu-blocks", 100, "--markdown")
+    assert with_blocks.exit_code == 0 and "note: preemption" not in with_blocks.output
+
+
 def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
     log = tmp_path / "sim.jsonl"
     call("run", "--trace", trace, "--log", log)

@@ -46,7 +46,9 @@ def place(tmp_path, monkeypatch):
     (*RUN, "--input-len", "trace:t.csv", "--html", "t.csv"),
     (*RUN, "--hardware", "t.csv", "--chrome", "t.csv"),
     (*RUN, "--model", "mdl", "--log", "mdl/config.json"),
-    ("capacity", "--slo", "ttft_p99=1", "--trace", "t.csv", "--json", "hard.csv")])
+    ("capacity", "--slo", "ttft_p99=1", "--trace", "t.csv", "--json", "hard.csv"),
+    ("capacity", "--slo", "ttft_p99=1", "--prices", "h100=1,t.csv=2", "--rate", 1, "--json",
+     "t.csv")])
 def test_a_result_never_replaces_what_is_read(words, place):
     before = {file: file.read_bytes() for file in place.rglob("*") if file.is_file()}
     result = call(*words)
