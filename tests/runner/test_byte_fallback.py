@@ -6,9 +6,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
+from engine import SamplingParams
+from engine.core.request import Request
+from engine.outputs import Timings
 from engine.runner.byte_fallback import HALF, ByteFallback
 from engine.runner.detokenizer import Detokenizer, StopFinder, TextStream
+from engine.runner.session import Session
+from engine.runner.tokenizer import TextTokenizer
 
 WORDS = ["▁", "▁the", "▁cat", "s", "é", "日", "▁▁", "\ufffd"]
 STRIPS = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
@@ -150,6 +156,15 @@ def test_tokenizers_that_treat_no_token_so_have_no_fallback():
     assert ByteFallback.of(literal).byte_of == {}
     assert ByteFallback.of(Tokenizer(models.BPE())).byte_of == {}
     assert ByteFallback.of(llama).byte_of[word("<0x0A>")] == 10
+
+
+def test_the_engines_sequences_know_their_tokenizers_byte_tokens():
+    tokenizer = TextTokenizer(PreTrainedTokenizerFast(tokenizer_object=llama), "llama")
+    request = Request("1", [word("▁cat")], SamplingParams(max_tokens=99))
+    session = Session(request, "1", 0, tokenizer, Timings(0.0))
+    for number, token in enumerate(run("🦊🐼") + [word("▁the")], start=1):
+        session.push(token, number, 0.0, None)
+    assert session.output().text == "🦊🐼 the"
 
 
 # ------------------------------------------------------------------------------- stop strings
