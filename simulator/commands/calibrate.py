@@ -36,7 +36,7 @@ def calibrate(logs: Logs, target: Out = Path("machine.toml"), hardware: Named = 
               tflops: Tflops = CPU_TFLOPS, bandwidth: Bandwidth = CPU_BANDWIDTH,
               hold_out: HoldOut = 0.3) -> None:
     """Fit a cost model to real logs and write it as a machine file for --cost."""
-    check_places(target)
+    check_places(target, inputs=(*logs, hardware))
     reference = _reference(hardware, tflops, bandwidth)
     runs = _runs(logs)
     result = fit_machine(runs, target.stem, reference, hold_out=hold_out)

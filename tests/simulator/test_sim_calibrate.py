@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -103,3 +104,9 @@ def test_rates_no_device_has_are_one_sentence_and_no_file(logs, tmp_path, option
 def test_a_log_given_twice_is_refused(logs, tmp_path):
     result = command(logs[0], logs[1], logs[0], "--out", str(tmp_path / "m.toml"))
     assert result.exit_code == 2 and "hold the same run" in result.output
+
+
+def test_the_machine_file_does_not_replace_what_it_is_made_of(logs):
+    result = command(*logs, "--hardware", "l4", "--out", logs[1])
+    assert result.exit_code == 2 and "also what is to be read" in result.output
+    assert Path(logs[1]).read_text().startswith('{')
