@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from engine.commands import options as opt
@@ -54,7 +55,7 @@ def list_faults(console: Console) -> None:
 
 def show(console: Console, report: Report) -> None:
     """Errors by kind of operation, then the verdict."""
-    console.print(f"{report.model}, {report.dtype}: {len(report.prompts)} prompts of "
+    console.print(f"{escape(report.model)}, {report.dtype}: {len(report.prompts)} prompts of "
                   f"{', '.join(map(str, report.prompts))} tokens, {report.outputs} outputs each; "
                   f"{report.steps} steps, {report.values:,} values compared")
     table = Table("operation", "largest relative error", box=None)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
+from engine.config import make_config
 from engine.core.errors import ConfigError
 from engine.core.request import Request, SamplingParams
 from engine.layers.shard import ALONE
 from engine.llm import LLM
 from engine.models.config import read_model_config
 from engine.models.registry import build_model
+from engine.parallel import under_torchrun
 from engine.runner.graphs import EagerRecorder
-from engine.verify.faults import plant
+from engine.runner.sizing import longest_request
+from engine.verify.faults import check_fault, plant
 from engine.verify.probe import Divergence, NearTie, Probe
 from engine.verify.reference import Reference, VerifyError
 from engine.weights.loader import check_weights
@@ -71,12 +75,22 @@ def verify(model: str, *, num_prompts: int = 6, num_outputs: int = 10, seed: int
                         ("block_size", block_size)):
         if value < 1:
             raise ConfigError(f"{name}={value} must be at least 1")
+    if under_torchrun():
+        raise ConfigError("verify compares in one process: start it without torchrun")
     directory = resolve_model(model)
     config = read_model_config(directory)
+    lengths = prompt_lengths(range(max(num_prompts - 3, 0), num_prompts), block_size)
+    longest = max(lengths) + num_outputs
+    able = longest_request(make_config(model), config)
+    if longest > able:
+        raise ConfigError(f"prompts={num_prompts}, block_size={block_size} and output_len="
+                          f"{num_outputs} make requests of up to {longest} tokens, and "
+                          f"{config.name} serves {able}: lower one of them")
+    if fault is not None:
+        check_fault(fault, prompt_lengths(range(num_prompts), block_size), num_outputs, block_size)
     with torch.device("meta"):
         check_weights(build_model(config, ALONE, getattr(torch, dtype)), directory)
     prompts = make_prompts(num_prompts, block_size, config.vocab_size, seed)
-    longest = max(map(len, prompts)) + num_outputs
     reference = Reference(directory, getattr(torch, dtype), prompts, num_outputs)
     with LLM(model, dtype=dtype, attention=attention, block_size=block_size, max_model_len=longest,
              num_kv_blocks=num_prompts * -(-longest // block_size) + 1,
@@ -101,13 +115,17 @@ def make_prompts(number: int, block_size: int, vocab_size: int, seed: int) -> li
     rng = random.Random(seed)
     prompts: list[list[int]] = []
     for index in range(number):
-        blocks, more = divmod(index, 3)
-        length = max(blocks * 2 * block_size + (more - 1) + block_size, 1)
+        length, = prompt_lengths([index], block_size)
         prompt = [rng.randrange(vocab_size) for _ in range(length)]
         if index % 2 and length > block_size < len(prompts[-1]):
             prompt[:block_size] = prompts[-1][:block_size]
         prompts.append(prompt)
     return prompts
+
+
+def prompt_lengths(indices: Iterable[int], block_size: int) -> list[int]:
+    """Tokens of these prompts: one less than a block, a block, one more, then two blocks on."""
+    return [max(index // 3 * 2 * block_size + index % 3 - 1 + block_size, 1) for index in indices]
 
 
 def run(llm: LLM, probe: Probe, prompts: list[list[int]], num_outputs: int) -> None:

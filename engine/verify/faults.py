@@ -31,15 +31,43 @@ class Fault(NamedTuple):
     about: str
     plant: Callable[[Any], None]  # takes the engine's runner
     place: str  # {layer} is the middle layer
+    need: str = ""  # what must happen for it to show, one of NEEDS
 
 
-def plant(engine: Engine, name: str) -> str:
-    """Plant fault `name`; the operation where it must be found. ConfigError if there is no such
-    fault, or the model has nothing that could be broken in that way."""
+def _decodes(lengths: list[int], outputs: int, block_size: int) -> bool:
+    return outputs > 1
+
+
+NEEDS: dict[str, tuple[str, Callable[[list[int], int, int], bool]]] = {
+    "": ("", lambda lengths, outputs, block_size: True),
+    "two rows": ("2 prompts", lambda lengths, outputs, block_size: len(lengths) > 1),
+    "decode": ("2 tokens of output, so that one is computed alone", _decodes),
+    "two tokens": ("a request of 2 computed tokens",
+                   lambda lengths, outputs, block_size: max(lengths) + outputs - 1 > 1),
+    "two blocks": ("a request whose computed tokens fill more than a block",
+                   lambda lengths, outputs, block_size: max(lengths) + outputs - 1 > block_size),
+    "two blocks, decode": (
+        "2 tokens of output, and a request whose computed tokens fill more than a block",
+        lambda lengths, outputs, block_size: (
+            outputs > 1 and max(lengths) + outputs - 1 > block_size))}
+
+
+def check_fault(name: str, lengths: list[int], outputs: int, block_size: int) -> None:
+    """ConfigError if there is no fault `name`, or none could show it: with prompts of these
+    `lengths`, each answered with so many tokens, what it breaks never happens."""
     if name not in FAULTS:
         near = difflib.get_close_matches(name, FAULTS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FAULTS)}"
         raise ConfigError(f"fault {name!r} is not known; {hint}")
+    words, happens = NEEDS[FAULTS[name].need]
+    if not happens(lengths, outputs, block_size):
+        raise ConfigError(f"{name} cannot show with prompts={len(lengths)}, output_len={outputs} "
+                          f"and block_size={block_size}: it takes at least {words}")
+
+
+def plant(engine: Engine, name: str) -> str:
+    """Plant fault `name`, which check_fault() knows; the operation where it must be found.
+    ConfigError if the model has nothing that could be broken in that way."""
     FAULTS[name].plant(engine.runner)
     return FAULTS[name].place.format(layer=engine.runner.config.num_hidden_layers // 2)
 
@@ -209,21 +237,26 @@ def _sampler_order(runner: Any) -> None:
 
 
 FAULTS = {
-    "rope-theta": Fault("twice the rotary base", _rope_theta, "layers.0.q_rope"),
-    "rope-pairs": Fault("angles of neighbouring channels", _rope_pairs, "layers.0.q_rope"),
+    "rope-theta": Fault("twice the rotary base", _rope_theta, "layers.0.q_rope", "two tokens"),
+    "rope-pairs": Fault("angles of neighbouring channels", _rope_pairs, "layers.0.q_rope",
+                        "two tokens"),
     "q-norm": Fault("a query norm left out", _q_norm, "layers.{layer}.q_norm"),
     "q-bias": Fault("the bias of q, k, v left out", _q_bias, "layers.{layer}.q_proj"),
     "qkv-order": Fault("k and v packed in the wrong order", _qkv_order, "layers.{layer}.k_proj"),
-    "slot-border": Fault("off by one slot at block borders", _slot_border, "layers.0.k_cache"),
-    "stale-page": Fault("an outdated last page", _stale_page, "layers.0.attention"),
-    "short-context": Fault("decodes miss their own token", _short_context, "layers.0.attention"),
-    "attention-scale": Fault("scores not divided", _attention_scale, "layers.{layer}.attention"),
+    "slot-border": Fault("off by one slot at block borders", _slot_border, "layers.0.k_cache",
+                         "two blocks"),
+    "stale-page": Fault("an outdated last page", _stale_page, "layers.0.attention",
+                        "two blocks, decode"),
+    "short-context": Fault("decodes miss their own token", _short_context, "layers.0.attention",
+                           "decode"),
+    "attention-scale": Fault("scores not divided", _attention_scale, "layers.{layer}.attention",
+                             "two tokens"),
     "gate-up": Fault("gate and up packed in the wrong order", _gate_up, "layers.{layer}.mlp"),
     "expert-shares": Fault("shares of experts normed or not", _expert_shares, "layers.{layer}.mlp"),
     "expert-order": Fault("experts' matrices mixed up", _expert_order, "layers.{layer}.mlp"),
     "residual": Fault("a layer without its residual", _residual, "layers.{layer}.output"),
     "final-norm": Fault("the last norm left out", _final_norm, "norm"),
     "untied-head": Fault("a tied head with weights of its own", _untied_head, "logits"),
-    "stale-row": Fault("a graph's row with an old token", _stale_row, "embedding"),
-    "sampler-order": Fault("tokens handed to the wrong rows", _sampler_order, "token"),
+    "stale-row": Fault("a graph's row with an old token", _stale_row, "embedding", "decode"),
+    "sampler-order": Fault("tokens handed to the wrong rows", _sampler_order, "token", "two rows"),
 }

@@ -39,6 +39,16 @@ class Reference:
             for op, value in trace(model, tokens[:-1]).items():
                 parts.setdefault(op, []).append(value)
         self.values = {op: torch.cat(pieces) for op, pieces in parts.items()}
+        self._check_finite(directory, dtype)
+
+    def _check_finite(self, directory: Path, dtype: torch.dtype) -> None:
+        """VerifyError, naming the first operation, if there is nothing to be equal to."""
+        for op, values in self.values.items():
+            lost = ~values.isfinite()
+            if bool(lost.any()):
+                raise VerifyError(f"transformers itself computes {float(values[lost][0])} in {op} "
+                                  f"in {str(dtype)[6:]}: the weights of {directory} are damaged, "
+                                  f"or their values too large; fetch them again")
 
 
 def load_reference(directory: Path, dtype: torch.dtype) -> Any:

@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 
+from engine.core.errors import ConfigError
 from engine.verify.check import make_prompts, verify
 from engine.verify.faults import FAULTS
 from engine.verify.probe import Probe
+from engine.verify.reference import VerifyError
 from tests.runner.cli import run  # noqa: F401  (a fixture)
 from tests.runner.tiny_models import FAMILIES
 
@@ -154,3 +156,54 @@ def test_a_damaged_checkpoint_is_one_sentence_with_the_way_out(run, tmp_path, ch
 def test_smollm2_equals_transformers():
     with torch.inference_mode():
         assert verify("smollm2", num_prompts=3, num_outputs=4).good
+
+
+# ------------------------------------------------------------------- set-ups that can show nothing
+
+@pytest.mark.parametrize("fault, prompts, outputs, block_size, need", [
+    ("sampler-order", 1, 3, 4, "2 prompts"), ("stale-row", 2, 1, 4, "2 tokens of output"),
+    ("short-context", 2, 1, 4, "2 tokens of output"), ("stale-page", 3, 1, 4, "2 tokens of output"),
+    ("stale-page", 1, 2, 4, "more than a block"), ("slot-border", 1, 1, 4, "more than a block"),
+    ("rope-theta", 1, 1, 1, "2 computed tokens"),
+    ("attention-scale", 1, 1, 1, "2 computed tokens")])
+def test_a_fault_that_cannot_show_is_refused_with_what_it_takes(fault, prompts, outputs, block_size,
+                                                                need):
+    with pytest.raises(ConfigError, match=f"{fault} cannot show with prompts={prompts}.*{need}"):
+        verify("tiny", fault=fault, num_prompts=prompts, num_outputs=outputs, block_size=block_size)
+
+
+@pytest.mark.parametrize("fault, prompts, outputs, block_size", [
+    ("sampler-order", 2, 1, 4), ("stale-row", 1, 2, 4), ("short-context", 1, 2, 4),
+    ("stale-page", 1, 3, 4), ("slot-border", 1, 3, 4), ("rope-theta", 1, 2, 1),
+    ("attention-scale", 1, 2, 1)])
+def test_the_least_that_a_fault_takes_is_enough(fault, prompts, outputs, block_size):
+    assert verify("tiny", fault=fault, num_prompts=prompts, num_outputs=outputs,
+                  block_size=block_size).good
+
+
+def test_requests_longer_than_the_model_serves_are_refused_before_the_reference_runs(monkeypatch):
+    monkeypatch.setattr("engine.verify.check.Reference", lambda *args: pytest.fail("it ran"))
+    with pytest.raises(ConfigError, match="of up to 300011 tokens, and tiny serves 2048"):
+        verify("tiny", block_size=100_000)  # the sixth prompt: 3 blocks and a token, and 10 more
+    with pytest.raises(ConfigError, match="and tiny serves 2048"):
+        verify("tiny", num_prompts=10**9)
+
+
+def test_a_checkpoint_that_is_nan_for_transformers_too_is_no_divergence(monkeypatch):
+    import engine.verify.reference as module
+    load = module.load_reference
+
+    def damaged(directory, dtype):
+        model = load(directory, dtype)
+        model.model.layers[1].mlp.down_proj.weight.data[3, 5] = float("nan")
+        return model
+    monkeypatch.setattr(module, "load_reference", damaged)
+    with pytest.raises(VerifyError, match=r"itself computes nan in layers.1.mlp in float32"):
+        verify("tiny", num_prompts=1, num_outputs=1)
+
+
+def test_verify_is_no_work_for_torchrun(monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="start it without torchrun"):
+        verify("tiny")
