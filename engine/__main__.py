@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import warnings
+from contextlib import suppress
 
 import typer
 
 from engine.core.errors import TandemError
 from engine.mistakes import usage_sentence
+
+# What writing to stdout fails with: a full disk, a quota, a reader who has left, a device's error.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO)
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Run language models with paged attention and continuous batching.")
@@ -34,12 +40,13 @@ def register() -> None:
 
 
 def main() -> int:
-    """The exit status: 0, 1 where a verb's check fails, or 2 with one sentence on stderr for a
-    user's mistake."""
+    """The exit status: 0, 1 where a verb's check or a request fails, or 2 with one sentence on
+    stderr for a user's mistake."""
     warnings.showwarning = _one_line
     register()
     try:
         status = app(prog_name="python -m engine", standalone_mode=False)
+        sys.stdout.flush()  # here, and not at exit, an error has somebody to tell it
     except TandemError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -49,6 +56,10 @@ def main() -> int:
         return 130
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if error.errno not in UNWRITABLE or error.filename is not None:
+            raise
+        return _output_lost(error)
     except Exception as error:
         sentence = usage_sentence(error)
         if sentence is None:
@@ -56,6 +67,17 @@ def main() -> int:
         print(sentence, file=sys.stderr)
         return 2
     return status if isinstance(status, int) else 0  # a verb that raises typer.Exit(status)
+
+
+def _output_lost(error: OSError) -> int:
+    """The status for a stdout that takes no more: a reader who has left needs no sentence."""
+    with suppress(OSError, ValueError):  # what is still in its buffer would fail again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if error.errno == errno.EPIPE:
+        return 1
+    print(f"error: the output cannot be written ({os.strerror(error.errno or 0).lower()}): "
+          f"send it elsewhere", file=sys.stderr)
+    return 2
 
 
 def _one_line(message, category, filename, lineno, file=None, line=None) -> None:

@@ -13,12 +13,14 @@ from typing import Any
 import torch
 
 from engine.core.batch import Batch
-from engine.core.errors import RequestError, TandemError
+from engine.core.errors import ConfigError, TandemError
 from engine.core.request import Request, SamplingParams
 from engine.llm import LLM
 from engine.runner.session import Session
 from engine.step_profile import StepProfile, StepProfiler
 from engine.workload import Workload
+
+THREADS_A_CORE = 16  # more of them only wait for each other
 
 
 class BenchError(TandemError):
@@ -192,9 +194,15 @@ def core_ids() -> list[int]:
 
 
 def set_threads(num_threads: int | None) -> None:
-    """PyTorch's threads; None leaves them. RequestError if that is not a number from 1 on."""
+    """PyTorch's threads; None leaves them. ConfigError if there must not be so many: PyTorch takes
+    any number, and the process dies when it starts more than the system allows."""
     if num_threads is None:
         return
     if num_threads < 1:
-        raise RequestError(f"num_threads={num_threads} must be at least 1")
+        raise ConfigError(f"num_threads={num_threads} must be at least 1")
+    most = THREADS_A_CORE * (os.cpu_count() or 1)
+    if num_threads > most:
+        raise ConfigError(f"num_threads={num_threads} is more than {most}, which is already "
+                          f"{THREADS_A_CORE} for each of this machine's {os.cpu_count() or 1} "
+                          f"cores: lower --num-threads, best to the number of cores")
     torch.set_num_threads(num_threads)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from engine.runner.graphs import LARGEST
 from engine.runner.kv_cache import block_bytes
 
 MIB = 2**20
+MOST_BYTES = 2**60
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -124,7 +126,11 @@ def parse_size(text: str) -> int:
     if found is None:
         raise ConfigError(f"{text!r} is no amount of memory: write a number of bytes, 512MiB or "
                           f"1.5GiB")
-    return int(float(found[1]) * UNITS[found[2]])
+    size = int(Decimal(found[1]) * UNITS[found[2]])
+    if size > MOST_BYTES:
+        raise ConfigError(f"{text if len(text) <= 40 else text[:37] + '...'!r} is more memory than "
+                          f"any machine has: write at most {MOST_BYTES // UNITS['T']}TiB")
+    return size
 
 
 def size_text(size: int) -> str:

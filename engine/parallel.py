@@ -12,8 +12,10 @@ Each engine has connections and groups of its own, so several live in one proces
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
+import pickletools
 import signal
 import socket
 import subprocess
@@ -23,6 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
+from itertools import pairwise
 from multiprocessing.connection import Client, Connection, Listener, Pipe
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from engine.layers.shard import Collectives, Shard
 from engine.runner.device import pick_device
 
 TIMEOUT = "TANDEM_RANK_TIMEOUT"  # seconds a rank may keep the others waiting in a step
+LONGEST_TIMEOUT = 10**6  # 11 days
 LOCAL = "127.0.0.1"
 WORKER = "from engine.runner.ranks import main; main()"
 
@@ -45,9 +49,13 @@ def rank_timeout() -> timedelta:
     """How long an exchange of activations may take before the silent rank counts as lost."""
     text = os.environ.get(TIMEOUT, "120")
     try:
-        return timedelta(seconds=max(1.0, float(text)))
+        seconds = float(text)
     except ValueError:
-        raise ConfigError(f"{TIMEOUT}={text!r} must be a number of seconds") from None
+        seconds = math.nan
+    if not -math.inf < seconds <= LONGEST_TIMEOUT:
+        raise ConfigError(f"{TIMEOUT}={text!r} must be a number of seconds, at most "
+                          f"{LONGEST_TIMEOUT}")
+    return timedelta(seconds=max(1.0, seconds))
 
 
 def under_torchrun() -> bool:
@@ -74,7 +82,10 @@ class Lead:
         """Start or meet the workers and tell them what to build. ConfigError if `options` hold
         what cannot be sent; ParallelError if a worker dies on the way."""
         self.size = config.tensor_parallel_size
+        rank_timeout()  # a mistake shows before a worker starts
         boot = _pack_boot(config, options)
+        if not under_torchrun():  # whose workers run the user's script, as we do
+            _refuse_script_classes(boot)
         device = pick_device(config.device, Shard(0, self.size))
         self._threads = torch.get_num_threads()
         if under_torchrun():
@@ -148,6 +159,16 @@ def _pack_boot(config: EngineConfig, options: dict[str, Any]) -> bytes:
     except Exception as error:  # whatever an object's own pickling raises
         raise ConfigError(f"scheduler_options cannot be sent to the other ranks ({error}): "
                           f"take objects of importable classes, or names") from None
+
+
+def _refuse_script_classes(boot: bytes) -> None:
+    """ConfigError if an object's class is the running script's own: a worker does not run it."""
+    words = [word for _, word, _ in pickletools.genops(boot) if isinstance(word, str)]
+    for module, name in pairwise(words):
+        if module == "__main__":
+            raise ConfigError(f"scheduler_options cannot be sent to the other ranks: {name} is "
+                              f"defined in the script that runs, which they do not run; put it "
+                              f"into a module of its own and import it from there")
 
 
 def spawned_follower(arguments: list[str]) -> Follower:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,16 +44,20 @@ class Workload:
                    for prompt, length in zip(self.prompts, self.outputs, strict=True))
 
 
-def make_workload(num_seqs: int, inputs: Range, outputs: Range, seed: int,
-                  vocab_size: int) -> Workload:
+def make_workload(num_seqs: int, inputs: Range, outputs: Range, seed: int, vocab_size: int,
+                  check: Callable[[int], None] = lambda tokens: None) -> Workload:
     """`num_seqs` prompts (each one's length is drawn, then its ids), then all output lengths.
 
     256 sequences, 100:1024 both ways and seed 0 give 142,827 tokens in and 133,966 out. Ids beyond
-    a small vocabulary are folded into it, so lengths do not depend on the model.
+    a small vocabulary are folded into it, so lengths do not depend on the model. `check` gets the
+    least that each request will take, in tokens, before its prompt is made: it may raise.
     """
     rng = random.Random(seed)
-    prompts = [[rng.randint(0, LARGEST_ID) % vocab_size for _ in range(rng.randint(*inputs))]
-               for _ in range(num_seqs)]
+    prompts = []
+    for _ in range(num_seqs):
+        length = rng.randint(*inputs)
+        check(length + outputs.low)
+        prompts.append([rng.randint(0, LARGEST_ID) % vocab_size for _ in range(length)])
     return Workload(prompts, [rng.randint(*outputs) for _ in range(num_seqs)])
 
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from engine.benchmark import Figures, Phase, core_ids, measure, set_threads, warm_up
@@ -25,6 +26,7 @@ from engine.weights.resolve import resolve_model
 from engine.workload import Workload, make_workload, parse_range
 
 MIB = 2**20
+MOST_SEQS = 10**6
 Lengths = Annotated[str, typer.Option(help="tokens, A:B, drawn uniformly")]
 
 
@@ -54,19 +56,23 @@ def bench_command(
 ) -> None:
     """Serve random prompts to random lengths, all at once, and say how long it took."""
     engine = opt.engine_options(locals())
-    if num_seqs < 1:
-        raise ConfigError(f"num_seqs={num_seqs} must be at least 1")
+    if not 1 <= num_seqs <= MOST_SEQS:
+        raise ConfigError(f"num_seqs={num_seqs} must be at least 1, and at most {MOST_SEQS}: the "
+                          f"prompts are made before the first one is served")
     set_threads(num_threads)
     config = read_model_config(resolve_model(model))
-    workload = make_workload(num_seqs, parse_range(input_len, "input_len"),
-                             parse_range(output_len, "output_len"), seed, config.vocab_size)
     able = longest_request(make_config(model), config)
-    check_length(workload, able, f"{config.name} serves {able}:")
+    limit = f"{config.name} serves {able}:"
+    workload = make_workload(
+        num_seqs, parse_range(input_len, "input_len"), parse_range(output_len, "output_len"), seed,
+        config.vocab_size, lambda tokens: check_length(tokens, able, limit, "at least "))
+    check_length(workload.longest, able, limit)
     engine.setdefault("max_model_len", workload.longest)
     with LLM(model, log=log, seed=seed, **engine) as llm:
         able = llm.engine.scheduler.config.max_model_len
-        check_length(workload, able, f"max_model_len is {able}: raise --max-model-len, and the "
-                                     f"pool with it (--num-kv-blocks, --kv-cache-bytes), or")
+        check_length(workload.longest, able,
+                     f"max_model_len is {able}: raise --max-model-len, and the pool with it "
+                     f"(--num-kv-blocks, --kv-cache-bytes), or")
         warm_up(llm, workload)
         figures = measure(llm, workload, temperature, profile)
         setup = describe(llm, workload, temperature)
@@ -76,11 +82,11 @@ def bench_command(
         show(Console(highlight=False), setup, figures)
 
 
-def check_length(workload: Workload, able: int, limit: str) -> None:
-    """ConfigError if a request of more than `able` tokens is in it. `limit` says whose limit that
-    is, and which options raise it, if any do."""
-    if able < workload.longest:
-        raise ConfigError(f"the workload's longest request takes {workload.longest} tokens, prompt "
+def check_length(tokens: int, able: int, limit: str, at_least: str = "") -> None:
+    """ConfigError if the workload's longest request, of `tokens`, takes more than `able`. `limit`
+    says whose limit that is, and which options raise it, if any do."""
+    if able < tokens:
+        raise ConfigError(f"the workload's longest request takes {at_least}{tokens} tokens, prompt "
                           f"and output together, and {limit} lower --input-len or --output-len")
 
 
@@ -113,7 +119,7 @@ def write_json(file: Path, values: dict[str, Any]) -> None:
 def show(console: Console, setup: dict[str, Any], figures: Figures) -> None:
     """The figures as people read them."""
     cores = ",".join(map(str, setup["core_ids"])) or "unknown"
-    console.print(f"{setup['model']}, {setup['dtype']}, {setup['attention']} attention on "
+    console.print(f"{escape(setup['model'])}, {setup['dtype']}, {setup['attention']} attention on "
                   f"{setup['device']}, {setup['threads']} threads, cores {cores} ({setup['cpu']})")
     console.print(f"{figures.requests} requests, {figures.input_tokens:,} tokens in, "
                   f"{figures.output_tokens:,} out, temperature {setup['temperature']:g}, "

@@ -52,7 +52,10 @@ def generate_command(
     batching: opt.Batching = "mixed", order: opt.Order = "fcfs",
     preemption: opt.Preemption = "recompute",
 ) -> None:
-    """Generate text for one prompt, streamed, or for many, together."""
+    """Generate text for one prompt, streamed, or for many, together.
+
+    Status 0 if every request was served to its end; 1 if one failed on the way.
+    """
     engine = opt.engine_options(locals())
     sources = read_prompts(prompt or [], prompts_file)
     texts = [source.text for source in sources]
@@ -99,7 +102,7 @@ def read_prompts(prompts: list[str], file: Path | None) -> list[Source]:
     sources = [Source(text, f"--prompt number {number}" if len(prompts) > 1 or file else "")
                for number, text in enumerate(prompts, start=1)]
     if file is not None:
-        lines = read_text(file, "a text file with one prompt a line", ConfigError).splitlines()
+        lines = read_text(file, "a text file with one prompt a line", ConfigError).split("\n")
         sources += [Source(line, f"{file}, line {number}")
                     for number, line in enumerate(lines, start=1) if line.strip()]
     if not sources:
@@ -110,7 +113,7 @@ def read_prompts(prompts: list[str], file: Path | None) -> list[Source]:
 def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     """Print the text as it comes; a line of numbers goes to stderr at the end."""
     console, clock = Console(stderr=True, highlight=False), llm.engine.clock
-    started, first, tokens, reason = clock(), 0.0, 0, "Ctrl-C"
+    started, first, tokens, reason, failed = clock(), 0.0, 0, "Ctrl-C", False
     for delta in _until_interrupted(llm.stream(prompt, params)):
         if delta is None:
             break
@@ -119,7 +122,8 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
         reason = delta.finish_reason or reason
         typer.echo(delta.text, nl=False)
         if delta.error:
-            console.print(f"\n[red]{delta.error}[/red]")
+            failed = True
+            console.print(f"\n{delta.error}", style="red", markup=False)
     typer.echo()
     seconds = clock() - started
     wait = first - started if first else seconds
@@ -129,6 +133,8 @@ def stream_one(llm: LLM, prompt: Prompt, params: SamplingParams) -> None:
     console.print(f"[dim]{count}, finished by {reason}; first after {wait:.3f} s{after}[/dim]")
     if reason == "Ctrl-C":
         raise typer.Exit(130)
+    if failed:
+        raise typer.Exit(1)
 
 
 def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: SamplingParams) -> None:
@@ -164,6 +170,9 @@ def run_many(llm: LLM, texts: list[str], prompts: list[Prompt], params: Sampling
     if interrupted:
         console.print("interrupted: the texts above are what there was")
         raise typer.Exit(130)
+    if errors:
+        console.print(f"{len(errors)} of {total} samples failed", style="red")
+        raise typer.Exit(1)
 
 
 def _until_interrupted(deltas: Iterator[Delta]) -> Iterator[Delta | None]:

@@ -17,6 +17,7 @@ from engine.core.errors import ConfigError
 from engine.footprint import Footprint, parse_size, plan_footprint, size_text
 from engine.layers.shard import ALONE
 from engine.models.config import ModelConfig, read_model_config
+from engine.models.fields import LONGEST
 from engine.models.registry import build_model
 from engine.runner.device import pick_device
 from engine.runner.model_runner import parse_dtype
@@ -46,8 +47,9 @@ def memory_command(
     for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs),
                         ("max_num_batched_tokens", max_num_batched_tokens),
                         ("request_tokens", longest)):
-        if value < 1:
-            raise ConfigError(f"{name}={value} must be at least 1")
+        if not 1 <= value <= LONGEST:
+            shown = str(value) if value < LONGEST**2 else "..."
+            raise ConfigError(f"{name}={shown} must be at least 1 and at most {LONGEST}")
     device = pick_device("auto", ALONE).type
     chosen = parse_dtype(dtype, config.dtype, device)
     plan = plan_footprint(

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from engine.weights.pull import pull
 
@@ -16,5 +17,5 @@ def pull_command(
     """Download a model once and convert it; later calls find it in the cache."""
     console = Console(stderr=True)
     with console.status("…") as status:
-        pull(name, say=lambda text: status.update(text))
+        pull(name, say=lambda text: status.update(escape(text)))
     console.print(f"{name} is ready: python -m engine generate --model {name} --chat --prompt …")

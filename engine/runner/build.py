@@ -91,8 +91,18 @@ def build_worker(config: EngineConfig, scheduler_options: dict[str, Any], shard:
 
 
 def _parts(events: EventLog | None, options: dict[str, Any]) -> dict[str, Any]:
-    """The Scheduler's keywords: the caller's, and where its events go."""
-    return {**({} if events is None else {"emit": events.emit}), **options}
+    """The Scheduler's keywords: the caller's, and where its events go; to both, if the caller has
+    a place for them beside the log."""
+    if events is None:
+        return options
+    own, log = options.get("emit"), events.emit
+    if own is None:
+        return {**options, "emit": log}
+
+    def both(kind: str, **fields: Any) -> None:
+        log(kind, **fields)
+        own(kind, **fields)
+    return {**options, "emit": both}
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from typing import Any
 
 from engine.core.batch import Batch, RowFailed
 from engine.core.config import SchedulerConfig
-from engine.core.errors import TandemError
+from engine.core.errors import ConfigError, TandemError
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.hub import GRACE, Follower, Hub, RankLost
@@ -242,10 +242,10 @@ def serve(follower: Follower, model: str | None = None) -> None:
     where it lies for rank 0."""
     from engine.runner.build import build_worker  # it imports us
     packed, port = follower.receive_boot()
-    config, options = pickle.loads(packed)
-    if model is not None:
-        config = replace(config, model=model)
     try:
+        config, options = _unpack_boot(packed)
+        if model is not None:
+            config = replace(config, model=model)
         follower.send("hello", None)
         device = pick_device(config.device, Shard(follower.rank, follower.size))
         shard = connect(follower_store(port), follower.rank, follower.size, device)
@@ -256,6 +256,15 @@ def serve(follower: Follower, model: str | None = None) -> None:
         raise SystemExit(1) from None
     follower.send("ready", None)
     Worker(follower, scheduler, runner).run()
+
+
+def _unpack_boot(packed: bytes) -> Any:
+    """What rank 0 packed. ConfigError if it holds objects of a class that is not found here."""
+    try:
+        return pickle.loads(packed)
+    except Exception as error:  # whatever an object's own unpickling raises
+        raise ConfigError(f"scheduler_options cannot be read here ({_short(error)}): take objects "
+                          f"of classes that every rank can import, or names") from None
 
 
 def main() -> None:

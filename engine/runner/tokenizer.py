@@ -37,8 +37,12 @@ class TextTokenizer:
                     template: str | None = None) -> list[int]:
         """Token ids of a conversation, up to where the assistant answers.
 
-        RequestError if the model has no chat template or the template refuses the messages.
+        RequestError if the model has no chat template, the template refuses the messages, or what
+        it makes of them is no valid text.
         """
+        if not isinstance(messages, (list, tuple)):
+            raise RequestError(f"a conversation is a list of {{\"role\": …, \"content\": …}}, not "
+                               f"{type(messages).__name__}")
         for number, message in enumerate(messages):
             if isinstance(message, dict) and not {"content", "tool_calls"} & set(message):
                 raise RequestError(f"messages[{number}] has no \"content\": a message is "
@@ -53,6 +57,11 @@ class TextTokenizer:
         except Exception as error:  # templates raise what they like
             raise RequestError(f"the chat template of {self.name} refuses these messages: {error}"
                                ) from None
+        try:
+            text.encode()  # the Rust tokenizer takes a lone surrogate for something that is no str
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the messages are no valid text: a character "
+                               f"{text[error.start:error.start + 1]!r} is in them") from None
         return list(self.hf(text, add_special_tokens=False)["input_ids"])
 
     def _slow_decode(self, ids: list[int]) -> str:

