@@ -14,7 +14,14 @@ from engine.core.events import EventLog
 from engine.core.request import Request, SamplingParams
 from engine.outputs import Delta, RequestOutput
 from engine.parallel import become_worker_if_told, with_world
-from engine.prompts import Prompt, PromptError, as_list, one_each, read_prompt
+from engine.prompts import (
+    Prompt,
+    PromptError,
+    as_conversations,
+    as_list,
+    one_each,
+    read_prompt,
+)
 from engine.runner.build import build_engine
 from engine.runner.counter_rng import derive_seed
 from engine.runner.session import Session
@@ -90,13 +97,13 @@ class LLM:
         """One token-id prompt a conversation, by the model's chat template."""
         if self.engine.tokenizer is None:
             raise RequestError(f"chat needs a tokenizer, and {self.config.model} has none")
-        one = bool(messages) and isinstance(messages[0], dict)
+        conversations, many = as_conversations(messages)
         prompts: list[Prompt] = []
-        for index, conversation in enumerate([messages] if one else messages):
+        for index, conversation in enumerate(conversations):
             try:
                 prompts.append(self.engine.tokenizer.encode_chat(conversation, chat_template))
             except RequestError as error:
-                raise PromptError(index, not one and len(messages) > 1, error) from None
+                raise PromptError(index, many and len(conversations) > 1, error) from None
         return prompts
 
     def stream(self, prompts: Prompt | Sequence[Prompt],

@@ -4,6 +4,7 @@ or harmless. Nothing gets as far as a step, where it would hurt the others."""
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import fields
 
 import numpy as np
@@ -15,6 +16,11 @@ from engine.core.params import shown
 from tests.core.helpers import config, request, run, scheduler, submit
 
 NAN, INF = float("nan"), float("inf")
+def named(value) -> str:
+    """A test's name for a value: the same in every process, so without addresses."""
+    return re.sub(" at 0x[0-9a-f]+", "", shown(value))
+
+
 HUGE = 10 ** 5000  # has no decimal digits: Python refuses to write them
 ODD = [None, True, False, "", "x", "5", b"x", bytearray(b"x"), [], [1], ["x"], [None], [b"x"],
        [True], [NAN], [1.5], [HUGE], [[1, 2]], {}, {"a": 1}, {5: "x"}, {5: None}, {5: NAN},
@@ -64,7 +70,7 @@ def test_values_that_mean_something_are_taken(name, good):
     ({5: True}, "(5, True)"), ({5: -1.1e20}, "(5, -1.1e+20)"), ([(5,)], "(5,)"),
     ([(5, 1.0, 2.0)], "(5, 1.0, 2.0)"), ({"5": 1.0}, "('5', 1.0)"), ({5.7: 1.0}, "(5.7, 1.0)"),
     ({True: 1.0}, "(True, 1.0)"), (["ab"], "'ab'"), ([5], "5"),
-    ({1: 1.0, 2: 2.0, 3: "x"}, "(3, 'x')")], ids=str)
+    ({1: 1.0, 2: 2.0, 3: "x"}, "(3, 'x')")], ids=named)
 def test_a_bias_that_is_none_is_named(given, entry):
     with pytest.raises(RequestError) as refused:
         SamplingParams(logit_bias=given)
@@ -90,7 +96,7 @@ def test_biases_are_kept_as_pairs_whatever_they_came_in():
     ("stop_token_ids", [2 ** 64], "stop_token_ids=(18446744073709551616,) must hold whole numbers"),
     ("logit_bias", "ab", "logit_bias='ab' must be a list"),
     ("temperature", NAN, "temperature=nan must be a number"),
-    ("top_p", 2 ** 64, "top_p=18446744073709551616 must be a number")], ids=shown)
+    ("top_p", 2 ** 64, "top_p=18446744073709551616 must be a number")], ids=named)
 def test_the_sentence_has_the_name_the_value_and_the_rule(name, value, sentence):
     with pytest.raises(RequestError) as refused:
         SamplingParams(**{name: value})
@@ -138,7 +144,7 @@ def test_an_odd_field_is_refused_at_submit_or_harmless(name, order):
     (dict(parent="p"), "parent='p' must be a Request"),
     (dict(eos_ids=("x",)), "stop ids=frozenset({'x'}) must be whole numbers"),
     (dict(received="1"), "received='1' must be a whole number from 0 to 1: the last token is "
-                         "always computed here")], ids=shown)
+                         "always computed here")], ids=named)
 def test_a_field_that_a_step_could_not_read_is_named_at_submit(fields, sentence):
     with pytest.raises(RequestError) as refused:
         scheduler().submit(request("r", [1, 2], **fields))
@@ -158,7 +164,7 @@ def test_no_salt_is_the_empty_salt():
     assert salts == ["", "", "s"]
 
 
-@pytest.mark.parametrize("name", [None, 5, b"r", ("r",), [1], HUGE, {(1,): 2}], ids=shown)
+@pytest.mark.parametrize("name", [None, 5, b"r", ("r",), [1], HUGE, {(1,): 2}], ids=named)
 def test_an_id_that_is_no_string_is_refused_at_once(name):
     with pytest.raises(RequestError, match="^request id .* must be a string$"):
         Request(name, [1], SamplingParams())
