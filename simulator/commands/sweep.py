@@ -34,6 +34,7 @@ Most = Annotated[int, typer.Option("--show", min=0, help="rows to print; 0: all"
 def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None,
           show: Most = 40) -> None:
     """Simulate every combination of a plan; results to JSON Lines, and to Parquet or CSV."""
+    check_places(results)  # before a plan of many points is read
     points = read_plan(plan)
     place = results or plan.with_suffix(".results.jsonl")
     table = table_path(place)

@@ -94,7 +94,7 @@ def test_a_place_that_cannot_be_written_is_named_before_the_work(words, tmp_path
 
 
 def test_a_sweep_leaves_a_file_alone_that_holds_something_else(tmp_path):
-    plan, other = tmp_path / "plan.toml", tmp_path / "notes.txt"
+    plan, other = tmp_path / "plan.toml", tmp_path / "notes.jsonl"
     plan.write_text('[base]\npoisson = 1.0\nnum_requests = 2\n[grid]\nseed = [1]\n')
     other.write_text("precious\n")
     result = call("sweep", plan, "--out", other)
