@@ -49,8 +49,8 @@ class Calibration:
     held_out: Errors | None  # None when there was only one run
     held_out_runs: list[str]
     unidentified: dict[str, str]  # coefficient → why the data could not tell it
-    paces: list[tuple[str, float]]  # of each run fitted: its steps' time against the others', 1.1:
-    # 10 % slower
+    # Of each run fitted: its steps' time against the others', 1.1 being 10 % slower.
+    paces: list[tuple[str, float]]
 
 
 def calibrate(runs: Sequence[Run], name: str, reference: Reference, *, hold_out: float = 0.3

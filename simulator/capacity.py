@@ -101,8 +101,8 @@ class Search:
 
     @property
     def lowest(self) -> float:
-        """A rate at which arrivals that are not simultaneous do not meet: ALONE, or for many
-        requests what a workload's clock can tell."""
+        """Requests a second at which arrivals that are not simultaneous do not meet: ALONE, or for
+        many requests what a workload's clock can tell."""
         return max(ALONE, 1.01 * self.unit[0].span / LONGEST)
 
     def alone(self) -> Simulation:

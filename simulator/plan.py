@@ -83,9 +83,9 @@ def check_values(values: Mapping[str, Any]) -> None:
         if kind is float and type(value) is int:
             good = value.bit_length() < 1024  # float64 holds no larger
         if not good or isinstance(value, float) and math.isnan(value):
-            raise WorkloadError(f"{name} = {shorten(value)} must be {_IN_WORDS[kind]}")
+            raise WorkloadError(f"{name} = {spelled(value)} must be {_IN_WORDS[kind]}")
     if not 0 <= values.get("client_ms", 0) < math.inf:
-        raise WorkloadError(f"client_ms = {shorten(values['client_ms'])} must be at least 0")
+        raise WorkloadError(f"client_ms = {spelled(values['client_ms'])} must be at least 0")
 
 
 def plain(value: Any) -> str | int | float | bool:
@@ -103,7 +103,7 @@ def plain(value: Any) -> str | int | float | bool:
         return f"a {type(value).__name__} with a number of thousands of digits"
 
 
-def shorten(value: Any) -> str:
+def spelled(value: Any) -> str:
     """A value as a sentence can name it."""
     text = repr(value) if isinstance(value, str) else str(plain(value))
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text):,} characters)"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from engine.core.params import shown
 from engine.weights.errors import UnsupportedModel
 
 LARGEST = 2**24  # more than any model has of anything, and no product of two is beyond int64
@@ -68,9 +69,7 @@ class Fields:
         return value
 
     def wrong(self, key: str, value: Any, want: str) -> UnsupportedModel:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-        return UnsupportedModel(f"{self.where}: {key}={shown} must be {want}")
+        return UnsupportedModel(f"{self.where}: {key}={shown(value)} must be {want}")
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.values.get(key)

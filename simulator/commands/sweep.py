@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from simulator.commands.common import check_places, out, plain_errors, progress
-from simulator.plan import read_plan, shorten
+from simulator.plan import read_plan, spelled
 from simulator.report import NOTHING
 from simulator.results import Results, Row, table_path, write_table
 from simulator.sweep import has_result, local_runner, ray_runner
@@ -61,7 +61,7 @@ def _print(rows: list[Row], named: Iterable[str], show: int) -> None:
     names = _varied(rows, named) or list(named)
     for row in rows:
         if row["error"] is not None:
-            values = ", ".join(f"{name} = {shorten(row.get(name))}" for name in names)
+            values = ", ".join(f"{name} = {spelled(row.get(name))}" for name in names)
             out.print(f"no result for {values}: {row['error']}", markup=False)
 
 

@@ -15,12 +15,13 @@ from random import Random
 import pytest
 from sim_helpers import config
 
-from engine.core.batch import RowFailed
+from engine.core.batch import Batch, RowFailed
 from engine.core.errors import RequestError
 from engine.core.events import EventLog, LoadedLog, read_log
 from engine.core.request import Request, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.loop import EngineLoop, StepResult
+from simulator.recorded import recorded_steps
 from simulator.replay import replay
 
 SMALL = {"block_size": 4, "max_model_len": 32, "num_blocks": 14, "max_num_batched_tokens": 24}
@@ -187,3 +188,26 @@ def test_whatever_happens_over_several_calls_is_replayed_identically(ahead):
         seen |= {event["e"] for event in log.events}
         seen |= {event["reason"] for event in log.events if event["e"] == "finish"}
     assert seen >= {"reject", "reset", "preempt", "abort", "error", "length", "swap"}
+
+
+def test_a_log_that_does_not_say_so_shows_a_failed_step_by_an_error_in_mid_prompt():
+    """Logs were once written without `error` in the `time` event. Nothing was withdrawn, for
+    nothing is cached; but a row alone never fails in mid-prompt."""
+    engine = Engine(False, max_num_batched_tokens=4, enable_prefix_caching=False)
+    engine.submit("a", prompt=10)
+    engine.answer = lambda batch: StepResult([], 0.001, error="out of memory")
+    engine.run()
+    engine.answer = sampled
+    engine.submit("b", prompt=5)
+    engine.run()
+    log = engine.recorded()
+    assert [event.pop("error") for event in log.events if event["e"] == "time"
+            and "error" in event] == ["out of memory"]
+    assert recorded_steps(log).steps[0].failure(partial_batch("a")) == "out of memory"
+
+
+def partial_batch(name):
+    """A batch of one row that samples nothing."""
+    batch = Batch(0)
+    batch.requests, batch.partial = [Request(name, [1, 2], SamplingParams())], {0}
+    return batch
