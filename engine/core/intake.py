@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -41,25 +41,22 @@ def check_request(request: Request, config: SchedulerConfig) -> None:
 
 
 def _check_fields(request: Request) -> None:
-    """What would otherwise fail inside a step: in a policy's key, a comparison, a hash, the log."""
-    due, keys, parent = request.deadline, request.own_keys, request.parent
-    for name, value, good, rule in (
-            ("params", request.params, isinstance(request.params, SamplingParams),
-             "must be SamplingParams"),
-            ("priority", request.priority, is_whole(request.priority),
-             "must be a whole number of at most 64 bits"),
-            ("arrival_time", request.arrival_time, is_number(request.arrival_time),
-             "must be a number of seconds"),
-            ("deadline", due, due is None or is_number(due), "must be a number of seconds"),
-            ("cache_salt", request.cache_salt, isinstance(request.cache_salt, str),
-             "must be a string"),
-            ("keys", keys, keys is None or isinstance(keys, Sequence), "must be a list"),
-            ("stop ids", request.stop_ids, all(map(is_whole, request.stop_ids)),
-             "must be whole numbers"),
-            ("parent", parent, parent is None or isinstance(parent, Request),
-             "must be a Request")):
-        if not good:
+    for name, attribute, good, rule in _FIELDS:
+        value = getattr(request, attribute)
+        if not good(value):
             raise RequestError(f"request {request.id}: {name}={shown(value)} {rule}")
+
+
+# What would otherwise fail inside a step: in a policy's key, a comparison, a hash, the log.
+_FIELDS: tuple[tuple[str, str, Callable[[Any], bool], str], ...] = (
+    ("params", "params", lambda it: isinstance(it, SamplingParams), "must be SamplingParams"),
+    ("priority", "priority", is_whole, "must be a whole number of at most 64 bits"),
+    ("arrival_time", "arrival_time", is_number, "must be a number of seconds"),
+    ("deadline", "deadline", lambda it: it is None or is_number(it), "must be a number of seconds"),
+    ("cache_salt", "cache_salt", lambda it: isinstance(it, str), "must be a string"),
+    ("keys", "own_keys", lambda it: it is None or isinstance(it, Sequence), "must be a list"),
+    ("stop ids", "stop_ids", lambda it: all(map(is_whole, it)), "must be whole numbers"),
+    ("parent", "parent", lambda it: it is None or isinstance(it, Request), "must be a Request"))
 
 
 def _check_content(request: Request) -> None:
