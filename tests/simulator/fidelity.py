@@ -1,14 +1,13 @@
 """How true the simulator is on this machine: `python tests/simulator/fidelity.py STEP --folder F`.
 
 Real CPU runs of the engine, arrivals by a wall clock. A machine is calibrated on six of them; six
-others (other rates, lengths, chunk sizes, policies) are predicted, policies are ranked by both, and
-runs made twice show how far the machine itself is from repeating itself. Steps, each a command of
-under four minutes, to be given an otherwise idle machine:
+others (other rates, lengths, chunk sizes, policies) are predicted, and one workload under four
+policies is ranked by both. A machine changes its speed from minute to minute, so what is measured
+is the median of three rounds, and each round has a third of the calibration runs. Steps, each a
+command of about five minutes, to be given an otherwise idle machine:
 
     capacity            how many requests a second this machine serves, from which rates follow
-    first, second       record c1, p1, c2, … p6: taken in turn, so that what drifts drifts for both
-    rank                records one workload under four policies
-    again               records three of the runs a second time
+    first, second, third    record a round: two calibration runs, six predicted, four policies
     report              fits, predicts, prints the tables, writes fidelity.json and machine.toml
     all                 one after the other
 
@@ -62,22 +61,20 @@ PREDICT = [
 ]
 RANKED = [Plan(f"r-{name}", 0.7, "64:384", "16:96", {"batching": name})
           for name in ("mixed", "prefill_first", "static", "reserve")]
-AGAIN = [plan._replace(name=f"{plan.name}-again") for plan in (PREDICT[0], PREDICT[2], PREDICT[4])]
-IN_TURN = [plan for pair in zip(CALIBRATE, PREDICT) for plan in pair]
-STEPS = {"first": IN_TURN[:6], "second": IN_TURN[6:], "rank": RANKED, "again": AGAIN}
+ROUNDS = {name: [*CALIBRATE[number::3], *PREDICT, *RANKED]
+          for number, name in enumerate(("first", "second", "third"))}
 
 
 def seed_of(plan: Plan) -> int:
-    """Policies are ranked on one workload; a run made twice has one workload."""
-    name = plan.name.removesuffix("-again")
-    return 99 if name.startswith("r-") else [p.name for p in CALIBRATE + PREDICT].index(name)
+    """Policies are ranked on one workload; a run made again has the same one."""
+    return 99 if plan in RANKED else (CALIBRATE + PREDICT).index(plan)
 
 
 # --------------------------------------------------------------------------- real runs
 
 def run_real(model: str, work: Workload, path: Path | None, settings: dict[str, Any]) -> float:
     """Serve a workload in real time; the log goes to `path`. Seconds it took."""
-    part = None if path is None else path.with_suffix(".part")
+    part = None if path is None else path.with_name(path.name + ".part")
     with LLM(model, log=part, **(BASE | settings)) as llm:
         llm.engine.started = time.perf_counter()
         feeder = threading.Thread(target=_feed, args=(llm, work), daemon=True)
@@ -125,22 +122,24 @@ def measure_capacity(model: str, folder: Path, count: int = 40) -> None:
     print(f"capacity: {capacity:.2f} requests/s of {MEAN_IN} in, {MEAN_OUT} out", flush=True)
 
 
-def record(plans: list[Plan], folder: Path, seconds: float) -> None:
-    """Make the runs that are not recorded yet."""
+def record(name: str, folder: Path, seconds: float) -> None:
+    """Make the runs of a round that are not recorded yet."""
     known = json.loads((folder / "capacity.json").read_text())
-    missing = [plan for plan in plans if not (folder / f"{plan.name}.jsonl").exists()]
+    number = list(ROUNDS).index(name) + 1
+    missing = [(plan, path) for plan in ROUNDS[name]
+               if not (path := folder / f"{plan.name}.{number}.jsonl").exists()]
     if missing:
         warm_up(known["model"])
-    for plan in missing:
+    for plan, path in missing:
         work = workload(plan, seconds, known["capacity"])
-        took = run_real(known["model"], work, folder / f"{plan.name}.jsonl", plan.settings)
-        print(f"ran {plan.name}: {len(work)} requests in {took:.1f} s", flush=True)
+        took = run_real(known["model"], work, path, plan.settings)
+        print(f"ran {plan.name}, {name} time: {len(work)} requests in {took:.1f} s", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["capacity", *STEPS, "report", "all"])
+    parser.add_argument("step", choices=["capacity", *ROUNDS, "report", "all"])
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--seconds", type=float, default=25.0, help="of arrivals, each run")
     parser.add_argument("--folder", type=Path, default=Path("fidelity"))
@@ -150,12 +149,12 @@ def main() -> None:
     if args.step in ("capacity", "all"):
         warm_up(args.model)
         measure_capacity(args.model, args.folder)
-    for step, plans in STEPS.items():
-        if args.step in (step, "all"):
-            record(plans, args.folder, args.seconds)
+    for name in ROUNDS:
+        if args.step in (name, "all"):
+            record(name, args.folder, args.seconds)
     if args.step in ("report", "all"):
         from fidelity_report import report
-        text = report(args.folder, CALIBRATE, PREDICT, RANKED, AGAIN)
+        text = report(args.folder, CALIBRATE, PREDICT, RANKED)
         print(text)
         if args.markdown:
             args.markdown.write_text(text, "utf-8")
