@@ -48,6 +48,7 @@ class ReplayReport:
     preemptions: int = 0
     requests: int = 0
     note: str | None = None  # why not the whole log was compared
+    copy_error: OSError | None = None  # why `copy_to` ends before the replay
 
     @property
     def identical(self) -> bool:
@@ -91,7 +92,10 @@ class _Compare:
     def write(self, line: str) -> None:
         """One line of the replayed log. _Diverged at the first that differs."""
         if self._copy is not None:
-            self._copy.write(line)
+            try:
+                self._copy.write(line)
+            except OSError as error:  # says nothing of the log that is compared
+                self._copy, self._report.copy_error = None, error
         if self._header:
             self._header = False
             return

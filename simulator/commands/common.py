@@ -78,13 +78,20 @@ def _identity(file: Path) -> Any:
     return file.resolve()
 
 
-def write_text(path: Path, text: str) -> None:
-    """A result as UTF-8. An OSError names the file, also where the system does not (full disk)."""
+@contextmanager
+def writing(path: Path | None) -> Iterator[None]:
+    """An OSError inside names the file, also where the system does not (full disk)."""
     try:
-        path.write_text(text, "utf-8")
+        yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        error.filename = error.filename or path and str(path)
         raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """A result as UTF-8."""
+    with writing(path):
+        path.write_text(text, "utf-8")
 
 
 def write_json(path: Path, answer: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, read_run, write_text
+from simulator.commands.common import check_places, out, plain_errors, read_run, write_text, writing
 from simulator.errors import ReplayError
 from simulator.html import run_report
 from simulator.timings import timings_from_log
@@ -24,7 +24,8 @@ def export(log: Annotated[Path, typer.Argument(help="event log of a real or simu
     check_places(chrome, html, inputs=(log,))
     loaded = read_run(log)
     if chrome is not None:
-        count = write_chrome_trace([loaded.events], chrome)
+        with writing(chrome):
+            count = write_chrome_trace([loaded.events], chrome)
         out.print(f"{chrome}: {count:,} events; open it at ui.perfetto.dev", markup=False)
     if html is not None:
         blocks = int(loaded.header.get("config", {}).get("num_blocks", 1))

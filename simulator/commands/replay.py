@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, progress, read_run
+from simulator.commands.common import check_places, out, plain_errors, progress, read_run, writing
+from simulator.replay import ReplayReport
 from simulator.replay import replay as run_replay
 
 
@@ -21,14 +22,22 @@ def replay(
     """Run a log's arrivals and step times again; say whether every decision is the same."""
     check_places(copy, inputs=(log,))
     loaded = read_run(log)
-    with progress("replaying") as update, (
-            copy.open("w", encoding="utf-8") if copy else nullcontext()) as target:
-        report = run_replay(loaded, copy_to=target, on_step=update)
+    with writing(copy), (copy.open("w", encoding="utf-8") if copy else nullcontext()) as target:
+        with progress("replaying") as update:
+            report = run_replay(loaded, copy_to=target, on_step=update)
+        _show(report)
+        if report.copy_error is not None:
+            raise report.copy_error
+    if not report.identical:
+        raise typer.Exit(1)
+
+
+def _show(report: ReplayReport) -> None:
     if report.note:
         out.print(f"note: {report.note}; compared up to the last whole step", markup=False)
     if report.difference is not None:
         out.print(f"different: {report.difference}", markup=False)
-        raise typer.Exit(1)
-    out.print(f"identical: {report.events:,} events, {report.requests:,} requests, "
-              f"{report.batches:,} batches, {report.blocks:,} blocks allocated, "
-              f"{report.preemptions:,} preemptions", markup=False)
+    else:
+        out.print(f"identical: {report.events:,} events, {report.requests:,} requests, "
+                  f"{report.batches:,} batches, {report.blocks:,} blocks allocated, "
+                  f"{report.preemptions:,} preemptions", markup=False)

@@ -18,6 +18,7 @@ from simulator.commands.common import (
     progress,
     write_json,
     write_text,
+    writing,
 )
 from simulator.commands.costs import cost_maker
 from simulator.disagg import parse_split
@@ -104,7 +105,8 @@ def _export(result: Simulation, title: str, chrome: Path | None, html: Path | No
         return
     logs = result.logs or [read_log(path).events for path in result.log_paths]
     if chrome is not None:
-        write_chrome_trace(logs, chrome)
+        with writing(chrome):
+            write_chrome_trace(logs, chrome)
         out.print(f"trace     {chrome}: open it at ui.perfetto.dev", markup=False)
     if html is not None:
         write_text(html, run_report(result.timings, logs, result.config.num_blocks, title))

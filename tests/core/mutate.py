@@ -42,7 +42,7 @@ NEAREST = {
     "errors": ["events", "request"], "request": ["request", "prefix", "ends"],
     "params": ["odd_values", "request"], "batch": ["ends", "stable"],
     "cohort": ["cohort", "stable"], "events": ["events"], "replay": ["replay"],
-    "insight": ["insight", "prefix"], "intake": ["request", "forks"],
+    "insight": ["insight", "prefix"], "intake": ["odd_values", "request", "forks"],
     "policies": ["orders", "batching", "preemption"], "stable": ["stable"],
     "phases": ["batching", "preemption", "forks", "prefix", "orders"],
     "scheduler": ["ends", "lookahead", "forks", "batching", "stable"],
