@@ -5,13 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import sys
-import warnings
 from contextlib import suppress
 
 import typer
 
 from engine.core.errors import TandemError
-from engine.mistakes import usage_sentence
+from engine.mistakes import usage_sentence, warn_in_one_line
 
 # What writing to stdout fails with: a full disk, a quota, a reader who has left, a device's error.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO)
@@ -42,7 +41,7 @@ def register() -> None:
 def main() -> int:
     """The exit status: 0, 1 where a verb's check or a request fails, or 2 with one sentence on
     stderr for a user's mistake."""
-    warnings.showwarning = _one_line
+    warn_in_one_line()
     register()
     try:
         status = app(prog_name="python -m engine", standalone_mode=False)
@@ -78,10 +77,6 @@ def _output_lost(error: OSError) -> int:
     print(f"error: the output cannot be written ({os.strerror(error.errno or 0).lower()}): "
           f"send it elsewhere", file=sys.stderr)
     return 2
-
-
-def _one_line(message, category, filename, lineno, file=None, line=None) -> None:
-    print(f"warning: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

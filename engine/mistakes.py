@@ -8,6 +8,8 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import sys
+import warnings
 import zlib
 from pathlib import Path
 
@@ -70,6 +72,13 @@ def read_text(path: str | Path, want: str, wrong: type[Exception]) -> str:
     if not text.strip():
         raise wrong(f"{path} is empty: give {want}")
     return text
+
+
+def warn_in_one_line() -> None:
+    """From now on a warning is a sentence on stderr, without the line of code that gave it."""
+    def show(message, category, filename, lineno, file=None, line=None) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = show
 
 
 def usage_sentence(error: Exception) -> str | None:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from engine.mistakes import usage_sentence
+from engine.mistakes import usage_sentence, warn_in_one_line
 from simulator.commands.bench import bench
 from simulator.commands.calibrate import calibrate
 from simulator.commands.capacity import capacity
@@ -33,6 +33,7 @@ app.command()(bench)
 def main() -> int:
     """The exit status: 0, 1 where a run says no, 2 with one sentence for a mistake, 130 if
     interrupted."""
+    warn_in_one_line()
     try:
         status = app(prog_name="python -m simulator", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):

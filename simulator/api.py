@@ -48,7 +48,7 @@ class Simulation:
     stopped: str | None = None  # the bound that ended the run early
     divergence: Divergence | None = None  # the queue grew for as long as requests arrived
     logs: list[list[dict[str, Any]]] = field(default_factory=list)  # kept events of each replica
-    log_paths: list[Path] = field(default_factory=list)  # the files instead, one a replica
+    log_paths: list[Path] = field(default_factory=list)  # the whole files instead, one a replica
     transfers: Transfers | None = None  # K/V between prefill and decode replicas
 
     def as_json(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         stopped=world.stopped, divergence=growth,
         transfers=world.transfers if isinstance(world, SplitWorld) else None,
         logs=[events.events for events in logs if events.events is not None],
-        log_paths=paths)
+        log_paths=[path for events, path in zip(logs, paths) if events.problem is None])
 
 
 def _loops(config: SchedulerConfig, header: dict[str, Any], paths: Sequence[Path],

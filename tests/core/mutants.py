@@ -116,10 +116,12 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("stable.stable_steps", "-> without not cohort.in_step"): SAME,
     ("stable.stable_steps", "-> without rows != len(scheduler.running)"): SAME,
     ("stable.stable_steps", "-> without scheduler.has_news()"): SAME,
-    ("stable.stable_steps", "-> without step.started"): SAME,
+    ("stable._stays_blocked", "-> without step.started"): SAME,
+    ("stable._stays_blocked", "-> without reason == 'blocks'"): SAME,
+    ("stable._stays_blocked", "return False -> return None"): FALSY,
     ("stable.stable_steps", "-> without batch.preempted"): "then somebody waits or is swapped",
     ("stable.stable_steps", "-> without batch.overlapped"): "Batch.stable_steps() says 1 then",
-    ("stable.stable_steps", "-> without scheduler.blocked is None"): "then the step preempted: 1",
+    ("stable._stays_blocked", "-> without scheduler.blocked is None"): "then the step preempted: 1",
     ("stable.stable_steps", "steps > 1 -> GtE"): "max(steps, 1) mends it",
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -102,6 +104,16 @@ def test_a_full_disk_is_named(words, place):
     assert result.exit_code == 2 and result.stderr.splitlines()[-1] == (
         "/dev/full cannot be written, because the disk is full: free some space, or choose another")
     assert words[0] != "replay" or result.stdout.startswith("identical")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+def test_a_log_without_room_is_one_warning_and_no_log(tmp_path):
+    done = subprocess.run([sys.executable, "-m", "simulator", *map(str, RUN), "--log", "/dev/full"],
+                          capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "duration " in done.stdout and "\nlog " not in done.stdout
+    assert done.stderr == (
+        "warning: the log /dev/full cannot be written any further (No space left on device): the "
+        "run goes on without it; free some space or choose another place\n")
 
 
 # --------------------------------------------------------------------------- pipes
