@@ -14,6 +14,8 @@ from torch import nn
 from engine.layers.shard import Loadable, Slot
 from engine.weights.errors import WeightsError
 
+FLOATS = ("BF16", "F16", "F32", "F64")  # safetensors' names of what a weight may be stored in
+
 
 def load_weights(model: nn.Module, directory: Path) -> None:
     """Fill every parameter of `model` from the directory's safetensors files.
@@ -56,6 +58,10 @@ def _placed(model: nn.Module, directory: Path) -> Iterator[tuple[Slot, Any]]:
                     f"{name!r} in {path.name} has shape {list(shape)}, the model of this "
                     f"config.json needs {list(slot.shape)}"
                 )
+            if (dtype := tensor.get_dtype()) not in FLOATS:
+                raise WeightsError(f"{name!r} in {path.name} holds {dtype} numbers: quantized "
+                                   f"weights are not read; fetch a checkpoint in bf16, fp16 or "
+                                   f"fp32")
             yield slot, tensor
             open_slots.pop(name, None)
     if open_slots:
@@ -99,9 +105,8 @@ def shard_files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         try:
-            names = sorted(
-                set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            )
+            files = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            names = sorted({str.__str__(file) for file in files})  # TypeError: not a string
         except (OSError, ValueError, KeyError, AttributeError, TypeError):
             raise WeightsError(f"{index} is damaged: no list of weight files can be read from it; "
                                f"fetch it again") from None

@@ -115,6 +115,24 @@ def test_tensors_that_follow_from_others_are_not_unexpected(checkpoint, tmp_path
     load(directory)
 
 
+@pytest.mark.parametrize("files", [1, None, ["a"], {"a": "b"}])
+def test_an_index_whose_files_are_no_names_is_damaged(files, checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": files, "b": WEIGHTS}}))
+    with pytest.raises(WeightsError, match="index.json is damaged.*fetch it again"):
+        load(directory)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_quantized_weights_are_named_not_taken_for_numbers(dtype, checkpoint, tmp_path):
+    directory = copy_of(checkpoint("llama")[0], tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    edit(directory, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(WeightsError, match=f"'{name}' in .* quantized weights are not read"):
+        load(directory)
+
+
 def test_a_wrong_shape_is_named_with_both_shapes(checkpoint, tmp_path):
     directory = copy_of(checkpoint("llama")[0], tmp_path)
     edit(directory, lambda tensors: tensors.update({"model.norm.weight": torch.zeros(31)}))
