@@ -159,21 +159,24 @@ class Roofline(CostModel):
             layers.bytes + head.bytes + self._kv_bytes * (attended + shape.tokens))
 
     def _seconds(self, shape: Shape) -> float:
-        """The one sum that every price is: end_times() adds the growing read to the same rest."""
         if not shape.tokens:
             return self._step + shape.swapped * self._swap_rate
-        rest = (self._layers_at(shape).seconds + self._head_at(shape.sampled).seconds
-                + shape.chunk_pairs * self._pair_rate + shape.chunk_context * self._chunk_rate
-                + shape.tokens * self._write_rate + shape.decodes * self._row_rate
-                + shape.copied * self._copy_rate + shape.swapped * self._swap_rate)
-        seconds = rest + shape.context * self._decode_rate
+        seconds = self._device(shape)
         if self.graphs:
             return seconds
         return max(seconds, self._floor(shape.tokens, shape.sampled, shape.decodes))
 
+    def _device(self, shape: Shape) -> float:
+        """The one sum that every price is: end_times() adds the growing read to the same rest."""
+        rest = (self._layers_at(shape).seconds + self._head_at(shape.sampled).seconds
+                + shape.chunk_pairs * self._pair_rate + shape.chunk_context * self._chunk_rate
+                + shape.tokens * self._write_rate + shape.decodes * self._row_rate
+                + shape.copied * self._copy_rate + shape.swapped * self._swap_rate)
+        return rest + shape.context * self._decode_rate
+
     def _decode(self, rows: int) -> float:
         """A pure decode step of so many rows, without the reading of their context."""
-        fixed = self._seconds(Shape(rows, rows, rows, 0, 0, 0, 0, 0.0))
+        fixed = self._device(Shape(rows, rows, rows, 0, 0, 0, 0, 0.0))
         self._decode_of[rows] = fixed
         return fixed
 
