@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.core.batch import Batch
@@ -111,14 +111,17 @@ def test_the_end_times_of_k_steps_are_those_of_k_single_steps_to_the_last_bit(gr
     assert batch.starts[0] == (140 if graphs else 101)  # eager ones go one by one
 
 
-@given(rows=st.lists(st.tuples(st.integers(0, 60_000), st.sampled_from([1, 1, 1, 7, 300])),
-                     min_size=1, max_size=40),
+@given(starts=st.lists(st.integers(0, 60_000), min_size=1, max_size=40),
+       chunks=st.lists(st.sampled_from([7, 300]), max_size=2),
        launch_us=st.sampled_from([0.0, 6.0, 40.0]), graphs=st.booleans())
+@example([60_000], [], 40.0, False)
+@example([60_000] * 40, [], 6.0, False)
 def test_the_quick_price_is_the_explained_one_on_both_sides_of_the_launch_bound(
-        rows, launch_us, graphs):
+        starts, chunks, launch_us, graphs):
     """A log writes the second, a run without a log asks for the first: they may not differ."""
     model = Roofline(LLAMA, tuned(launch_us=launch_us), graphs=graphs)
-    batch = Batch(0, [None] * len(rows), *map(list, zip(*rows)))
+    counts = [*chunks, *[1] * len(starts)][:len(starts)]
+    batch = Batch(0, [None] * len(starts), starts, counts)
     assert model.seconds(batch) == model.cost(batch).seconds
     assert model.end_times(batch, 0.0, 1, math.inf) == [model.cost(batch).seconds]
 
