@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from engine.commands import options as opt
+from engine.config import make_config
 from engine.core.errors import ConfigError
 from engine.footprint import Footprint, parse_size, plan_footprint, size_text
 from engine.layers.shard import ALONE
@@ -21,7 +22,7 @@ from engine.models.fields import LONGEST
 from engine.models.registry import build_model
 from engine.runner.device import pick_device
 from engine.runner.model_runner import parse_dtype
-from engine.runner.sizing import free_memory
+from engine.runner.sizing import free_memory, longest_request
 from engine.weights.errors import WeightsError
 from engine.weights.loader import check_weights
 from engine.weights.resolve import resolve_model
@@ -43,13 +44,17 @@ def memory_command(
     """Say what weights, activations, CUDA graphs and KV cache take, and how many requests fit."""
     directory = resolve_model(model)
     config = read_model_config(directory)
-    longest = config.max_position_embeddings if request_tokens is None else request_tokens
+    able = longest_request(make_config(model), config)
+    longest = able if request_tokens is None else request_tokens
     for name, value in (("block_size", block_size), ("max_num_seqs", max_num_seqs),
                         ("max_num_batched_tokens", max_num_batched_tokens),
                         ("request_tokens", longest)):
         if not 1 <= value <= LONGEST:
             shown = str(value) if value < LONGEST**2 else "..."
             raise ConfigError(f"{name}={shown} must be at least 1 and at most {LONGEST}")
+    if longest > able:
+        raise ConfigError(f"request_tokens={longest} is more than the {able} tokens that "
+                          f"{config.name} serves: count requests of at most {able}")
     device = pick_device("auto", ALONE).type
     chosen = parse_dtype(dtype, config.dtype, device)
     plan = plan_footprint(
@@ -60,7 +65,7 @@ def memory_command(
     if as_json:
         typer.echo(json.dumps(plan.to_json(), indent=2))
     else:
-        show(Console(highlight=False), plan, config, str(chosen)[6:])
+        show(Console(highlight=False), plan, config, str(chosen)[6:], max_num_seqs)
     warn_of_damage(config, directory, chosen)
 
 
@@ -80,7 +85,7 @@ def free_here() -> int:
     return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else free_memory()
 
 
-def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str) -> None:
+def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str, at_once: int) -> None:
     """The arithmetic, line by line."""
     table = Table("", Column("bytes", justify="right"), "", box=None, show_header=False)
 
@@ -103,4 +108,6 @@ def show(console: Console, plan: Footprint, config: ModelConfig, dtype: str) -> 
     console.print(
         f"{plan.blocks:,} blocks fit, and the padding block: {plan.blocks * plan.block_size:,} "
         f"tokens, or [bold]{plan.requests:,} at once of requests of {plan.request_tokens:,} "
-        f"tokens[/bold] ({each:,} blocks each)")
+        f"tokens[/bold] ({each:,} blocks each)"
+        + (f"; max_num_seqs={at_once:,} lets {at_once:,} of them run" if at_once < plan.requests
+           else ""))

@@ -55,6 +55,7 @@ class Engine:
         self._wheel: Any = None  # the loop's generator, while something is unfinished
         self._batch: Batch | None = None  # scheduled, not yet computed
         self._flight: InFlight | None = None  # the last step that was started
+        self._done: tuple[Batch, StepOutput, float] | None = None  # by the turn that is on
         self._before: InFlight | None = None  # and the one before that, if not handed out yet
 
     def clock(self) -> float:
@@ -87,14 +88,16 @@ class Engine:
 
     def close(self, session: Session) -> None:
         """Forget a session; its request, if it still runs, is aborted and gives back its blocks."""
-        if not session.done and not self.closed:
-            self.abort(session.request.id)
-            if self._stepper == get_ident():
-                self._dropped.append(session.request)
-            else:
-                while not session.done and not self.closed and self.step():
-                    pass
-        self.sessions.pop(session.request.id, None)
+        try:
+            if not session.done and not self.closed:
+                self.abort(session.request.id)
+                if self._stepper == get_ident():
+                    self._dropped.append(session.request)
+                else:
+                    while not session.done and not self.closed and self.step():
+                        pass
+        finally:
+            self.sessions.pop(session.request.id, None)
 
     def shut_down(self) -> None:
         """Finish the log and end the other ranks, after the step in hand. Safe to call twice."""
@@ -164,6 +167,7 @@ class Engine:
 
     def _turn(self, batch: Batch) -> None:
         """Execute `batch`, or with a pipeline start it; tell the loop, which schedules the next."""
+        self._done = None
         result = (self._compute(batch) if self.pipeline is None
                   else self._advance(self.pipeline, batch))
         self._batch = None
@@ -171,6 +175,8 @@ class Engine:
             self._batch = self._wheel.send(result)
         if self._batch is None:
             self._rest()
+        if self._done is not None and self.on_step is not None:
+            self.on_step(*self._done)  # last: what it raises finds the step whole
 
     def _compute(self, batch: Batch) -> StepResult:
         started = perf_counter()
@@ -204,8 +210,7 @@ class Engine:
     def _take(self, batch: Batch, output: StepOutput, seconds: float) -> StepResult:
         output = _within(output, self.runner.config.vocab_size)
         stopped = self._hand_out(batch, output)
-        if self.on_step is not None:
-            self.on_step(batch, output, seconds)
+        self._done = batch, output, seconds
         return StepResult(output.tokens, seconds, {"source": "measured"}, stopped)
 
     def _rest(self) -> None:

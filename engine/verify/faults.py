@@ -114,12 +114,15 @@ def _gate_up(runner: Any) -> None:
 
 def _expert_shares(runner: Any) -> None:
     gate = _need(getattr(_middle(runner).mlp, "gate", None), "experts in its middle layer", runner)
+    _need(runner.config.num_experts_per_tok < runner.config.num_experts or None,
+          "expert that a token leaves out", runner)  # the shares of all add up to 1 by themselves
     gate.normed = not gate.normed
 
 
 def _expert_order(runner: Any) -> None:
     experts = _need(getattr(_middle(runner).mlp, "experts", None), "experts in its middle layer",
                     runner)
+    _need(runner.config.num_experts > 1 or None, "second expert", runner)
     experts.down.data = experts.down.data.roll(1, 0)
 
 
@@ -142,6 +145,7 @@ def _untied_head(runner: Any) -> None:
 
 def _rope_theta(runner: Any) -> None:
     config = runner.config
+    _second_frequency(runner)
     wrong = replace(config, rope=replace(config.rope, theta=2 * config.rope.theta))
     table = runner.rope
     runner.rope = RopeTable(wrong, table.cos.shape[0], table.cos.dtype, table.cos.device)
@@ -149,10 +153,15 @@ def _rope_theta(runner: Any) -> None:
 
 def _rope_pairs(runner: Any) -> None:
     """Angles laid out for neighbouring channels, where the halves are the pairs."""
+    _second_frequency(runner)
     table = runner.rope
     half = table.cos.shape[-1] // 2
     table.cos = table.cos[..., :half].repeat_interleave(2, dim=-1)
     table.sin = torch.cat((-1.0 * table.sin[..., half:], table.sin[..., half:]), dim=-1)
+
+
+def _second_frequency(runner: Any) -> None:
+    _need(runner.config.head_dim > 2 or None, "second rotary frequency", runner)
 
 
 def _attention_scale(runner: Any) -> None:

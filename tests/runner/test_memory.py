@@ -92,6 +92,11 @@ def test_the_command_prints_the_arithmetic(run):  # noqa: F811
     assert status == 0
     assert "67,108,864" in out and "2 x 4 layers x 2 heads x 32, float32" in out
     assert "1,538 blocks fit" in out and "219 at once of requests of 100 tokens" in out
+    assert "max_num_seqs=128 lets 128 of them run" in out
+    status, out, _ = run("memory", "--budget", "64MiB", "--request-tokens", "2048")
+    assert "12 at once of requests of 2,048 tokens" in out and "max_num_seqs" not in out
+    status, out, err = run("memory", "--budget", "64MiB", "--request-tokens", "2049")
+    assert status == 2 and "2049 is more than the 2048 tokens that tiny serves" in err
     status, out, _ = run("memory", "--budget", "64MiB", "--request-tokens", "100", "--json")
     assert json.loads(out)["requests"] == 219 and json.loads(out)["activations_are"] == "estimated"
 

@@ -10,6 +10,8 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.core.errors import RequestError
+from engine.core.events import read_log
+from simulator.replay import replay
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -91,6 +93,24 @@ def test_a_callback_may_not_run_requests_inside_a_step(make):
     llm.engine.on_step = lambda *_: llm.generate("Once", SHORT)
     with pytest.raises(RequestError, match="inside a step"):
         llm.generate("Once upon a time", SHORT)
+
+
+@overlap
+def test_what_a_callback_raises_reaches_the_caller_and_the_engine_goes_on(make, overlap, tmp_path):
+    llm = make(overlap=overlap, log=tmp_path / "run.jsonl")
+    alone = llm.generate("Once upon a time", SHORT)[0]
+
+    def fail(*_):
+        raise KeyError("mine")
+    llm.engine.on_step = fail
+    with pytest.raises(KeyError, match="mine"):
+        llm.generate(["Once upon a time", "The fox"], SHORT)
+    llm.engine.on_step = None
+    assert llm.generate("Once upon a time", SHORT)[0]["token_ids"] == alone["token_ids"]
+    assert not llm.engine.scheduler.has_unfinished()
+    assert not llm.engine.scheduler.manager.pool.used
+    llm.close()
+    assert replay(read_log(tmp_path / "run.jsonl")).identical
 
 
 def test_done_is_true_only_when_the_last_delta_is_there(make):

@@ -131,6 +131,17 @@ def test_a_mistake_is_one_sentence(arguments, sentence, run):  # noqa: F811
     assert err.startswith("error: ") and sentence in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("fault, family, config, lacks", [
+    ("expert-order", "qwen3-moe", {"num_experts": 1, "num_experts_per_tok": 1}, "second expert"),
+    ("expert-shares", "qwen3-moe", {"num_experts": 2}, "expert that a token leaves out"),
+    ("rope-theta", "llama", {"head_dim": 2}, "second rotary frequency"),
+    ("rope-pairs", "llama", {"head_dim": 2}, "second rotary frequency")])
+def test_a_fault_that_changes_nothing_in_this_model_is_refused(fault, family, config, lacks,
+                                                              checkpoint):
+    with pytest.raises(ConfigError, match=f"has no {lacks}: choose another fault or model"):
+        verify(str(checkpoint(family, **config)[0]), fault=fault)
+
+
 def test_a_directory_transformers_cannot_load_is_one_sentence(run, tmp_path, checkpoint):  # noqa: F811
     directory, _ = checkpoint("llama")
     (tmp_path / "model.safetensors").symlink_to(directory / "model.safetensors")
