@@ -6,24 +6,37 @@ prefix cache by what they hold. So an answer that a later prompt repeats becomes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from simulator.blockkeys import TokenKeys
 from simulator.chats import ANSWER
 
 
+def tokens_of(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
+    """(request, token id) of every token of a log, in order. One that a step ahead computed for a
+    request that had ended meanwhile is none."""
+    rows: dict[int, list[str]] = {}
+    ended: set[str] = set()
+    for event in events:
+        kind = event["e"]
+        if kind == "batch":
+            rows[event["step"]] = event["requests"]
+        elif kind == "token":
+            for request, token in zip(rows.pop(event["step"], ()), event["tokens"]):
+                if token is not None and request not in ended:
+                    yield request, token
+        elif kind == "finish":
+            ended.add(event["request"])
+        elif kind == "arrive":
+            ended.discard(event["request"])  # a name may be used again
+
+
 def answers_of(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     """The token ids each request of a log was answered with."""
     answers: dict[str, list[int]] = {}
-    rows: dict[int, list[str]] = {}
-    for event in events:
-        if event["e"] == "batch":
-            rows[event["step"]] = event["requests"]
-        elif event["e"] == "token":
-            for request, token in zip(rows.pop(event["step"], ()), event["tokens"]):
-                if token is not None:
-                    answers.setdefault(request, []).append(token)
+    for request, token in tokens_of(events):
+        answers.setdefault(request, []).append(token)
     return answers
 
 

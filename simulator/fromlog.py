@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.core.events import LoadedLog
-from simulator.answers import answers_of, retell
+from simulator.answers import answers_of, retell, tokens_of
 from simulator.blockkeys import TokenKeys
 from simulator.errors import ReplayError, WorkloadError
 from simulator.workload import Workload
@@ -97,19 +98,8 @@ def _arrivals(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def _outputs(events: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Tokens each request produced."""
-    outputs: dict[str, int] = {}
-    rows: dict[int, list[str]] = {}
-    for event in events:
-        kind = event["e"]
-        if kind == "batch":
-            rows[event["step"]] = event["requests"]
-        elif kind == "token":
-            for request, token in zip(rows.pop(event["step"], ()), event["tokens"]):
-                if token is not None:
-                    outputs[request] = outputs.get(request, 0) + 1
-        elif kind == "finish":
-            outputs[event["request"]] = event["outputs"]
-    return outputs
+    ends = {event["request"]: event["outputs"] for event in events if event["e"] == "finish"}
+    return {**Counter(request for request, _ in tokens_of(events)), **ends}
 
 
 class GivenKeys:

@@ -3,12 +3,12 @@
 The first line is the header; then one event a line, `{"n": number, "t": seconds, "e": kind, …}`:
 
     arrive      request, prompt, limit, at, params, stop_ids [, tokens, keys, priority, deadline,
-                salt, parent]
+                salt, parent, received]
     reject      request, error
     step_begin  step, budget: the first event of each step, the arrivals it sees come after it
     consider    request, verdict admitted|blocked|skipped, reason, need, have; a summary with
                 request null, reason "behind", behind, count stands for all behind a blocked head
-    share       request, blocks, tokens, source cache|fork
+    share       request, blocks, tokens, source cache|fork|received
     alloc       request, blocks, first (index in the block table)
     evict       block, key
     cache       request, blocks, keys
@@ -22,7 +22,8 @@ The first line is the header; then one event a line, `{"n": number, "t": seconds
     batch       step, requests, starts, counts, partial (rows that do not sample), and as it stands
                 after the decisions: waiting, running, swapped (requests), free (blocks)
     token       step, tokens (one a row of the batch; null where none)
-    time        step, seconds, and the executor's breakdown
+    time        step, seconds, and the executor's breakdown [, error: the step failed as a whole;
+                undone: it stood on one that did]
     finish      request, reason stop|length|abort|error, outputs [, error]
 
 A running request that is scheduled without ado has no `consider` of its own: its row says so.

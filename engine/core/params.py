@@ -37,7 +37,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # -inf forbids a token
     logprobs: int | None = None  # how many alternatives a token to report
-    seed: int | None = None  # None: derived from the engine's seed and the request's id
+    seed: int | None = None  # None: derived from the engine's seed and the request's place in line
     n: int = 1  # samples of one prompt
     max_tokens: int | None = 16  # None: what max_model_len leaves
     min_tokens: int = 0  # no stop before that many output tokens

@@ -112,6 +112,16 @@ class Qwen3MoeForCausalLM(Qwen3ForCausalLM):
 
     @property
     def why_no_graphs(self) -> str | None:
-        """A CUDA graph holds grouped products of bfloat16 alone; others ask the host."""
-        dtype = self.model.norm.weight.dtype
-        return None if dtype == torch.bfloat16 else f"{str(dtype)[6:]} experts are run one by one"
+        weight = self.model.norm.weight
+        return why_one_by_one(weight.dtype, torch.cuda.get_device_capability(weight.device)
+                              if weight.is_cuda else None)
+
+
+def why_one_by_one(dtype: torch.dtype, capability: tuple[int, int] | None) -> str | None:
+    """PyTorch's grouped products ask the host where each expert's tokens end, which no CUDA graph
+    holds; all but those of bfloat16 on GPUs of compute capability 9 and 10."""
+    if dtype != torch.bfloat16:
+        return f"{str(dtype)[6:]} experts are run one by one"
+    if capability is not None and capability[0] not in (9, 10):
+        return f"experts are run one by one on GPUs of capability {capability[0]}.{capability[1]}"
+    return None

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.core.config import SchedulerConfig
 from engine.core.errors import ConfigError
 from engine.core.events import EventLog
+from engine.core.insight import tee
 from engine.core.request import SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.layers.shard import ALONE, Shard
@@ -95,14 +96,8 @@ def _parts(events: EventLog | None, options: dict[str, Any]) -> dict[str, Any]:
     a place for them beside the log."""
     if events is None:
         return options
-    own, log = options.get("emit"), events.emit
-    if own is None:
-        return {**options, "emit": log}
-
-    def both(kind: str, **fields: Any) -> None:
-        log(kind, **fields)
-        own(kind, **fields)
-    return {**options, "emit": both}
+    own = options.get("emit")
+    return {**options, "emit": events.emit if own is None else tee(events.emit, own)}
 
 
 @dataclass(frozen=True, slots=True)

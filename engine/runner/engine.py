@@ -74,6 +74,10 @@ class Engine:
             raise
         session = Session(request, owner or request.id, index, self.tokenizer,
                           Timings(request.arrival_time))
+        other = self.sessions.setdefault(request.id, session)
+        if not other.done and other is not session:
+            raise RequestError(f"request id {request.id!r} is already taken by a request that "
+                               f"still runs: give each its own")
         self.sessions[request.id] = session
         try:
             self.loop.submit(request)
@@ -97,7 +101,8 @@ class Engine:
                     while not session.done and not self.closed and self.step():
                         pass
         finally:
-            self.sessions.pop(session.request.id, None)
+            if self.sessions.get(session.request.id) is session:  # the name may be another's by now
+                del self.sessions[session.request.id]
 
     def shut_down(self) -> None:
         """Finish the log and end the other ranks, after the step in hand. Safe to call twice."""

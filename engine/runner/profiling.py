@@ -79,8 +79,10 @@ def profile(runner: ModelRunner, meter: Meter, *, step_tokens: int, num_seqs: in
     seen = read_memory(meter)
     largest_step(runner, step_tokens, num_seqs)
     activations = meter.peak() - seen.weights
+    # The step made CUDA load kernels, and NCCL its buffers, which stay.
+    outside = max(seen.outside, read_memory(meter).outside)
     taken = graph_memory(runner, meter, num_seqs) if graphs else 0
-    return GpuMemory(seen.total, seen.outside, seen.weights, max(activations, 0), taken)
+    return GpuMemory(seen.total, outside, seen.weights, max(activations, 0), taken)
 
 
 @torch.inference_mode()
@@ -100,7 +102,8 @@ def largest_step(runner: ModelRunner, step_tokens: int, num_seqs: int) -> None:
         np.full((len(counts), pages), runner.cache.num_blocks, np.int32),
         np.resize(last, num_seqs).astype(np.int64))
     logits = runner.forward(inputs)
-    request = Request("profile", [0], SamplingParams(top_p=0.9))
+    worst = SamplingParams(top_p=1 - 1e-9, logprobs=20, repetition_penalty=1.1)  # sorts all tokens
+    request = Request("profile", [0], worst)
     Draw(logits, [SampleRow(request, 1)] * num_seqs, 0).read()
 
 

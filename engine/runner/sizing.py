@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -67,7 +69,7 @@ def plan_pool(config: EngineConfig, model: ModelConfig, dtype: torch.dtype,
     if num_blocks is None:
         usable = config.max_num_seqs * -(-longest // config.kvcache_block_size)
         num_blocks = min(_blocks_of_budget(config, model, size, gpu), usable)
-    elif num_blocks * size > free:
+    if num_blocks * size > free:
         raise ConfigError(f"a pool of {num_blocks} blocks takes {num_blocks * size / MIB:,.0f} MiB "
                           f"of KV cache, {free / MIB:,.0f} MiB are free: at most "
                           f"{max(free // size, 0)} blocks fit")
@@ -134,7 +136,11 @@ def longest_request(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def free_memory() -> int:
-    """Bytes of this machine that nothing uses; 4 GiB where the system does not tell."""
+    """Bytes of this machine that can be had without swapping, files that are only kept in memory
+    included; where the system does not tell these apart, what nothing uses; else 4 GiB."""
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # not on every system

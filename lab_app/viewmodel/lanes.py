@@ -119,6 +119,7 @@ class _Walk:
             elif kind == "token":
                 self._first_tokens(number, self.in_flight.pop(event["step"], ()), event["tokens"])
             elif kind == "finish":
+                self.told.add(name)  # a token that was in flight comes too late
                 self._mark(number, name, "finish", f"finished ({event['reason']})")
                 gone.append(name)
         self._extend(number, rows)

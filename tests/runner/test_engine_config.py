@@ -12,7 +12,7 @@ import torch
 from engine.config import make_config
 from engine.core.errors import ConfigError
 from engine.models.config import ModelConfig
-from engine.runner.sizing import TandemWarning, plan_pool
+from engine.runner.sizing import TandemWarning, free_memory, plan_pool
 
 MODEL = ModelConfig(
     name="m", architecture="LlamaForCausalLM", vocab_size=100, hidden_size=64, intermediate_size=64,
@@ -97,6 +97,19 @@ def test_a_smaller_pool_lowers_the_longest_request_with_a_warning():
 def test_a_budget_below_one_block_is_an_error_with_the_arithmetic():
     with pytest.raises(ConfigError, match="takes 8192 bytes, the budget is 8191"):
         pool(kv_cache_bytes=8191)
+
+
+def test_a_budget_that_this_machine_does_not_have_is_refused_where_the_pool_would_need_it():
+    assert pool(kv_cache_bytes=2**50, max_num_seqs=3) == (3 * 16, 256)  # no more is ever used
+    with pytest.raises(ConfigError, match="a pool of .* MiB are free: at most .* blocks fit"):
+        pool(kv_cache_bytes=2**50, max_num_seqs=10**7)
+
+
+def test_free_memory_counts_what_only_caches_files():
+    with open("/proc/meminfo") as file:
+        told = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in file}
+    assert told["MemFree"] * 0.9 < free_memory() <= told["MemTotal"]
+    assert abs(free_memory() - told["MemAvailable"]) < 2**30
 
 
 def test_more_length_than_the_model_was_trained_for_is_refused():

@@ -11,6 +11,7 @@ import torch
 from engine import LLM, SamplingParams
 from engine.attention.base import StepInputs
 from engine.core.errors import ConfigError
+from engine.models.qwen3_moe import why_one_by_one
 from engine.runner.graphs import LARGEST, Buffers, CudaRecorder, EagerRecorder, bucket_sizes
 from tests.runner.test_overlap import everything, workload
 from tests.runner.tiny_models import FAMILIES, make_batch, make_request, make_runner
@@ -27,6 +28,16 @@ def test_every_batch_up_to_the_most_requests_has_a_size_and_none_larger_is_recor
     for rows in range(1, sizes[-1] + 1):
         size = next(size for size in sizes if size >= rows)
         assert size - rows < max(8, rows / 4 + 1)  # little is computed in vain
+
+
+@pytest.mark.parametrize("dtype, capability, why", [
+    (torch.bfloat16, None, None), (torch.bfloat16, (9, 0), None), (torch.bfloat16, (10, 3), None),
+    (torch.bfloat16, (8, 0), "capability 8.0"), (torch.bfloat16, (12, 0), "capability 12.0"),
+    (torch.float16, (9, 0), "float16"), (torch.float32, None, "float32")])
+def test_mixtures_are_recorded_only_where_their_products_ask_nothing_of_the_host(dtype, capability,
+                                                                                why):
+    told = why_one_by_one(dtype, capability)
+    assert told is why or why in told
 
 
 def step_inputs(rows: int, pages: int = 2, tokens: int = 1) -> StepInputs:

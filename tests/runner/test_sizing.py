@@ -125,10 +125,10 @@ class FakeMeter:
 
 def test_a_profile_reads_weights_before_and_the_peak_after_the_largest_step(checkpoint):
     runner = make_runner(checkpoint("qwen3")[0], num_blocks=1)
-    meter = FakeMeter(86 * MIB)
+    meter = FakeMeter(86 * MIB, 99 * MIB)  # of these PyTorch holds 6; a step made CUDA take 13 more
     gpu = profile(runner, meter, step_tokens=40, num_seqs=5, graphs=False)
-    assert gpu == GpuMemory(1000 * MIB, 80 * MIB, 5 * MIB, 20 * MIB, 0)
-    assert meter.settled == 1
+    assert gpu == GpuMemory(1000 * MIB, 93 * MIB, 5 * MIB, 20 * MIB, 0)
+    assert meter.settled == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3-moe"])

@@ -11,6 +11,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.core.errors import RequestError
 from engine.core.events import read_log
+from engine.core.request import Request
 from simulator.replay import replay
 
 LONG = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
@@ -111,6 +112,23 @@ def test_what_a_callback_raises_reaches_the_caller_and_the_engine_goes_on(make, 
     assert not llm.engine.scheduler.manager.pool.used
     llm.close()
     assert replay(read_log(tmp_path / "run.jsonl")).identical
+
+
+@overlap
+def test_a_request_with_the_name_of_one_that_runs_is_refused_and_the_other_goes_on(make, overlap):
+    engine = make(overlap=overlap).engine
+    first = engine.submit(Request("same", [1, 2, 3, 4], SHORT))
+    engine.step()
+    with pytest.raises(RequestError, match="'same' is already taken by a request that still runs"):
+        engine.submit(Request("same", [5, 6, 7], SHORT))
+    while engine.step():
+        pass
+    assert first.done and first.request.finish_reason == "length"
+    again = engine.submit(Request("same", [5, 6, 7], SHORT))  # the name is free again
+    engine.close(first)
+    while engine.step():
+        pass
+    assert again.done and again.request.num_output == 12 and engine.sessions == {"same": again}
 
 
 def test_done_is_true_only_when_the_last_delta_is_there(make):

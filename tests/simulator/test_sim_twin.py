@@ -8,6 +8,8 @@ import pytest
 
 from engine.core.events import read_log
 from engine.core.request import SamplingParams
+from simulator.answers import answers_of
+from simulator.fromlog import workload_from_log
 from simulator.replay import replay
 
 pytest.importorskip("torch", reason="the real engine needs torch")
@@ -59,3 +61,21 @@ def test_the_real_runs_reached_preemption_swap_prefix_hits_copies_and_eviction(t
         run_real(path, seed, **settings)
         kinds |= {event["e"] for event in read_log(path).events}
     assert {"preempt", "swap", "share", "copy", "evict", "cache"} <= kinds
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_token_that_a_step_ahead_computed_too_late_is_no_output(overlap, tmp_path):
+    """Each request ends by its fifth token, which the step ahead cannot know."""
+    from engine.llm import LLM
+    path, prompts = tmp_path / "real.jsonl", [[1, 2, 3, 4], [5, 6, 7, 8], [9, 9, 9, 9]]
+    free = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with LLM("tiny", max_model_len=80, **ROOMY) as llm:
+        ends = [out.token_ids[4] for out in llm.generate(prompts, free)]
+    with LLM("tiny", log=path, max_model_len=80, overlap=overlap, **ROOMY) as llm:
+        outs = llm.generate(prompts, [SamplingParams(
+            temperature=0.0, max_tokens=12, ignore_eos=True, stop_token_ids=(end,))
+            for end in ends])
+    log, answers = read_log(path), [out.token_ids for out in outs]
+    assert max(map(len, answers)) == 5
+    assert list(answers_of(log.events).values()) == answers
+    assert list(workload_from_log(log, "real").outputs) == [len(each) for each in answers]
