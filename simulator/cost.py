@@ -1,4 +1,4 @@
-"""Batch → seconds, with the reason. The roofline model of research/simulator.md, section 4.
+"""Batch → seconds, with the reason. The roofline (docs/simulator.md, What a step costs).
 
 All counts and times are of one device; under tensor parallelism every rank does the same share.
 """

@@ -115,6 +115,11 @@ class FlashPaged:
         self.scale = shape.head_dim ** -0.5
         self.store = choose_store(shape)
 
+    @property
+    def why_no_graphs(self) -> str | None:
+        waits = self.store is store_by_index
+        return "storing K and V by index waits for the device: install triton" if waits else None
+
     # ------------------------------------------------------------------ once a step
 
     def plan(self, inputs: StepInputs, num_blocks: int) -> Plan:

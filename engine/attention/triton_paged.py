@@ -83,6 +83,7 @@ class TritonPaged:
     """Store, decode, reduce and prefill kernels. Tile sizes may be given, else they are chosen."""
 
     name = "triton"
+    why_no_graphs = None
 
     def __init__(self, shape: AttentionShape, *, decode_tiles: Tiles | None = None,
                  prefill_tiles: Tiles | None = None, processors: int | None = None,

@@ -197,7 +197,7 @@ class BlockPool:
 
     # ------------------------------------------------------------------ invariants
     def check(self, tables: Iterable[list[int]] | None = None) -> None:
-        """Raise CorruptPool on the first broken rule of DESIGN 9.1. O(blocks + table entries).
+        """Raise CorruptPool on the first broken rule. O(blocks + table entries).
 
         With `tables` (all block tables there are, maybe none), ref counts are counted afresh.
         """

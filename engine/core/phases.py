@@ -121,7 +121,7 @@ class StepPhases:
         if not step.left:
             self._consider(request, "skipped", "budget", wanted, 0)
             return
-        count = self._chunk(request, wanted, step.left)
+        count = self._chunk(wanted, step.left)
         start = request.num_computed
         while start + count > request.writable:
             if self.manager.grow(request, start + count):
@@ -135,7 +135,7 @@ class StepPhases:
                 return
         self._add_row(step, request, start, count)
 
-    def _chunk(self, request: Request, wanted: int, left: int) -> int:
+    def _chunk(self, wanted: int, left: int) -> int:
         """How many of the wanted tokens this step computes: budget, and the cap on long prefills,
         which protects others and so is idle for a request that is alone."""
         cap = self.config.long_prefill_token_threshold
@@ -225,7 +225,7 @@ class StepPhases:
         if not self._has_room(step, request):
             return False
         start = request.num_computed
-        count = self._chunk(request, request.num_tokens - start, step.left)
+        count = self._chunk(request.num_tokens - start, step.left)
         if not self.manager.swap_in(request, start + count, step.batch):
             return self._block(request, "blocks", self.manager.blocks_for(start + count),
                                self.manager.pool.num_free)
@@ -242,7 +242,7 @@ class StepPhases:
         manager, config = self.manager, self.config
         hit = manager.find_hit(request)
         cached = max(len(hit) * config.block_size, request.num_received)
-        count = self._chunk(request, request.num_tokens - cached, step.left)
+        count = self._chunk(request.num_tokens - cached, step.left)
         refused = self.batching.refuses(self, request, hit)
         if refused is not None:
             return self._block(request, *refused)
@@ -279,7 +279,7 @@ class StepPhases:
             return self._block(request, *refused)
         if need > have:
             return self._block(request, "blocks", need, have)
-        count = self._chunk(request, request.num_tokens - cached, step.left)
+        count = self._chunk(request.num_tokens - cached, step.left)
         self.manager.fork(parent, request, cached, cached + count, step.batch)
         self._count_hit(request, cached)
         self._consider(request, "admitted", "ok", need, have)

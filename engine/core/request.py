@@ -29,7 +29,7 @@ FINISH_REASONS = ("stop", "length", "abort", "error")
 class Request:
     """The life of one sequence. The scheduler writes it; executors only read it.
 
-    Two counters say everything about progress (DESIGN 2): `num_tokens`, the tokens known (prompt
+    Two counters say everything about progress: `num_tokens`, the tokens known (prompt
     and output; while a step is in flight under look-ahead, also the one token it will bring), and
     `num_computed`, the tokens whose K/V is written, or is written by a step already scheduled.
     A step computes tokens [num_computed, end) with end <= num_tokens.

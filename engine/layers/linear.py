@@ -134,7 +134,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor | None:
     """`weight` in oneDNN's blocked layout, or None where this machine or build has no such thing.
 
     The operators are private to PyTorch, so their absence is no error. One packing, made for 32
-    rows, serves all batch sizes (measured: shared/research/cpu_engine.md).
+    rows, serves all batch sizes (measured).
     """
     ops = torch.ops.mkldnn
     if weight.device.type != "cpu" or not hasattr(ops, "_linear_pointwise"):

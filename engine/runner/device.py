@@ -30,7 +30,9 @@ def pick_device(name: str, shard: Shard) -> torch.device:
 
 def _index(device: torch.device, shard: Shard, num_gpus: int) -> int:
     """The GPU of this rank, of `num_gpus` on this machine."""
-    local = int(os.environ.get("LOCAL_RANK", shard.rank)) if shard.size > 1 else 0
+    local = shard.rank
+    if os.environ.get("WORLD_SIZE") == str(shard.size):  # of the group that torchrun started
+        local = int(os.environ.get("LOCAL_RANK", shard.rank))
     index = (device.index or 0) + local
     if index >= num_gpus:
         whose = f" for rank {shard.rank} of {shard.size}" if shard.size > 1 else ""

@@ -72,7 +72,8 @@ class CudaRecorder:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         # Other threads may use CUDA meanwhile (NCCL's does): only this one is watched.
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self.pool, stream=side,  # else one of the first device
+                              capture_error_mode="thread_local"):
             out = call()
         self.pool = self.pool or graph.pool()
 
@@ -188,4 +189,4 @@ def why_no_graphs(attention: Any, model: Any) -> str | None:
     """What keeps decode steps out of CUDA graphs; None: nothing does."""
     if not hasattr(attention, "decode_plan"):
         return f"the {attention.name} back end plans every step on the host"
-    return model.why_no_graphs
+    return attention.why_no_graphs or model.why_no_graphs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -123,19 +124,18 @@ class MeasuringRecorder:
 @torch.inference_mode()
 def graph_memory(runner: ModelRunner, meter: Meter, num_seqs: int,
                  recorder: Recorder | None = None) -> int:
-    """Bytes that the graphs of all batch sizes take, told from the two largest: the others lie in
-    the same pool, and each costs no more than the second does."""
+    """Bytes that the graphs of all batch sizes take, told from the two largest and the smallest,
+    whose rows the kernels split: the others lie in the same pool, and cost no more than these."""
     sizes = bucket_sizes(num_seqs)
     meter.settle()
     measuring = MeasuringRecorder(recorder or CudaRecorder(), meter)
-    trial = runner.make_graphs(sizes[-2:], measuring)
+    trial = runner.make_graphs(sorted({sizes[0], *sizes[-2:]}), measuring)
     del trial
     meter.settle()
     return extrapolate(measuring.used, len(sizes))
 
 
 def extrapolate(used: list[int], number: int) -> int:
-    """Of memory in use before and after each of the first one or two graphs, what `number` take."""
-    first = max(used[1] - used[0], 0)
-    second = max(used[2] - used[1], 0) if len(used) > 2 else 0
-    return first + (number - 1) * second
+    """Of memory in use before and after each of the first few graphs, what `number` take."""
+    first, *others = [max(after - before, 0) for before, after in pairwise(used)]
+    return first + (number - 1) * max(others, default=0)

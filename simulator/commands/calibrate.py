@@ -17,7 +17,7 @@ from simulator.fitted import save_machine
 from simulator.hardware import RATES, load_hardware
 from simulator.observe import Run, observe
 
-# The 2-core AVX-512 machine of research/simulator.md, section 4: bf16 GEMM and memory read.
+# A 2-core AVX-512 machine, measured: bf16 GEMM and memory read.
 CPU_TFLOPS, CPU_BANDWIDTH = 0.44, 36.0
 
 WORTH_TELLING = 1.05  # the slowest run's pace over the fastest's

@@ -1,4 +1,4 @@
-"""The content model of DESIGN 9.3: an executor whose K/V memory remembers *what* was written where.
+"""The content model: an executor whose K/V memory remembers *what* was written where.
 
 A slot holds the prefix that a real model would have computed it from: an interned number for
 "token t after prefix p". A step first writes all its rows and then checks every read, so a wrong

@@ -1,4 +1,4 @@
-"""The rules of one step (DESIGN 3 and 9.2), written down a second time, slowly, from outside."""
+"""The rules of one step, written down a second time, slowly, from outside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two drivers of tests/core/pair.py (DESIGN 9.1): Hypothesis, which shrinks what it finds, and a
+"""Two drivers of tests/core/pair.py: Hypothesis, which shrinks what it finds, and a
 seeded walk, which reaches more in less time. Both are refused when they did not reach everything.
 """
 

@@ -215,7 +215,7 @@ def test_the_block_that_the_last_sampled_token_would_fill_is_not_findable():
 
 
 def test_equal_contents_computed_twice_stay_two_blocks_until_one_is_evicted():
-    """DESIGN: duplicates stay. Both were computed, because each was its prompt's last block."""
+    """Duplicates stay. Both were computed, because each was its prompt's last block."""
     one = scheduler(6, 4)
     pool = one.manager.pool
     submit(one, request("a", [1, 2, 3, 4], 2))

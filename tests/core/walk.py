@@ -1,4 +1,4 @@
-"""A seeded walk over one scheduler: random operations, every rule of DESIGN 9 checked after each.
+"""A seeded walk over one scheduler: random operations, every rule checked after each.
 
 `Walk(seed, combo).run(ticks)` raises at the first broken rule; the message begins with the seed,
 and the same seed walks the same way again. `Walk.reached` counts what was reached, so that a test

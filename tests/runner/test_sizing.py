@@ -147,31 +147,36 @@ def test_the_largest_step_computes_all_tokens_and_writes_nothing(family, checkpo
     assert not runner.cache.device_blocks.any()
 
 
-def test_graphs_are_counted_from_the_two_largest(checkpoint):
+def test_graphs_are_counted_from_the_two_largest_and_the_smallest(checkpoint):
     runner = make_runner(checkpoint("llama")[0], num_blocks=1)
-    meter = FakeMeter(*(size * MIB for size in (100, 130, 132)))
+    meter = FakeMeter(*(size * MIB for size in (100, 130, 132, 135)))
     assert graph_memory(runner, meter, 16, EagerRecorder()) == (
-        30 + (len(bucket_sizes(16)) - 1) * 2) * MIB
+        30 + (len(bucket_sizes(16)) - 1) * 3) * MIB
     assert runner.graphs is None
 
 
 @pytest.mark.parametrize("used, number, total", [
-    ([10, 14], 1, 4), ([10, 14, 15], 6, 9), ([10, 9, 9], 3, 0)])
-def test_the_cost_of_all_graphs_is_the_first_and_as_many_seconds(used, number, total):
+    ([10, 14], 1, 4), ([10, 14, 15], 6, 9), ([10, 14, 15, 18], 6, 4 + 5 * 3), ([10, 9, 9], 3, 0)])
+def test_the_cost_of_all_graphs_is_the_first_and_as_many_of_the_dearest_other(used, number, total):
     assert extrapolate(used, number) == total
 
 
 # ------------------------------------------------------------------------------------- devices
 
 def test_a_rank_gets_its_own_gpu_and_a_missing_one_is_named(monkeypatch):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name in ("LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
     pick = devices._index
     assert [pick(torch.device("cuda"), Shard(rank, 2), 2) for rank in range(2)] == [0, 1]
     assert pick(torch.device("cuda:3"), Shard(), 4) == 3
     with pytest.raises(ConfigError, match="cuda:1 for rank 1 of 2 is not here: this machine has 1 "
                                           "GPU; lower tensor_parallel_size"):
         pick(torch.device("cuda"), Shard(1, 2), 1)
-    monkeypatch.setenv("LOCAL_RANK", "0")  # the first of torchrun's processes on a second node
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # a launcher of one process, whose workers are ours
+    assert [pick(torch.device("cuda"), Shard(rank, 2), 2) for rank in range(2)] == [0, 1]
+    assert pick(torch.device("cuda:3"), Shard(), 4) == 3
+    monkeypatch.setenv("WORLD_SIZE", "16")  # the first of torchrun's processes on a second node
     assert pick(torch.device("cuda"), Shard(8, 16), 8) == 0
 
 
