@@ -121,7 +121,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
         config, chosen = engine_config(spec, device, tp=tp, **(config or {}))
         notes += chosen
     price = cost or Roofline(spec, device, tp=tp, block_size=config.block_size, graphs=graphs)
-    header = run_header("simulated", config, spec, device, seed, workload.name, tp)
+    header = run_header("simulated", config, spec, device, seed, workload.name, tp, graphs)
     replicas = split.replicas if split else replicas
     paths = [] if log is None else [_replica_path(Path(log), number, replicas)
                                     for number in range(replicas)]
@@ -183,12 +183,12 @@ def _remove_stale(logs: Sequence[EventLog], paths: Sequence[Path]) -> None:
 
 
 def run_header(mode: str, config: SchedulerConfig, model: ModelSpec, hardware: Hardware, seed: int,
-               workload: str, tp: int = 1) -> dict[str, Any]:
+               workload: str, tp: int = 1, graphs: bool = True) -> dict[str, Any]:
     """The log header of a run without a device. Holds nothing that changes from run to run."""
     versions = {"python": platform.python_version(), "simpy": importlib.metadata.version("simpy")}
     return {"mode": mode, "config": asdict(config), "model": model.as_dict(),
-            "hardware": hardware.as_dict() | {"tp": tp}, "versions": versions, "seed": seed,
-            "workload": workload}
+            "hardware": hardware.as_dict() | {"tp": tp, "graphs": graphs}, "versions": versions,
+            "seed": seed, "workload": workload}
 
 
 def _replica_path(path: Path, number: int, replicas: int) -> Path:

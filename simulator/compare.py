@@ -10,7 +10,7 @@ from engine.core.events import LoadedLog
 from simulator.api import Simulation, simulate
 from simulator.cost import CostModel
 from simulator.errors import ReplayError
-from simulator.fromlog import incomplete_of, occupancy, tp_of, workload_from_log
+from simulator.fromlog import graphs_of, incomplete_of, occupancy, tp_of, workload_from_log
 from simulator.hardware import Hardware
 from simulator.metrics import LATENCIES, Metrics, compute_metrics
 from simulator.modelspec import ModelSpec, from_header
@@ -53,7 +53,8 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
     """Simulate a log's workload with its own configuration and put both runs side by side.
 
     `make_cost(model, block_size)` builds the cost model; without it the roofline of `hardware`
-    prices the steps of `tp` ranks, by default as many as the log's header tells. Only requests that
+    prices the steps of `tp` ranks, by default as many as the log's header tells, with CUDA graphs
+    unless the header says that there were none. Only requests that
     the real run completed count, on both sides; where the log's end cuts some off, the whole run's
     figures are left out. ReplayError or WorkloadError if the log holds no run, or completed
     nothing.
@@ -66,7 +67,8 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
     model.check_tp(ranks)
     cost = make_cost(model, config.block_size) if make_cost else None
     simulation = simulate(workload_from_log(log, name), model, hardware, config, cost=cost,
-                          tp=ranks, keep_events=True, on_progress=on_progress)
+                          tp=ranks, graphs=graphs_of(log.header), keep_events=True,
+                          on_progress=on_progress)
     assert simulation.events is not None
     real = timings_from_log(log.events)
     curves = [occupancy(events, config.num_blocks) for events in (log.events, simulation.events)]

@@ -25,6 +25,12 @@ def tp_of(header: Mapping[str, Any], name: str) -> int:
     return tp
 
 
+def graphs_of(header: Mapping[str, Any]) -> bool:
+    """Whether decodes ran as CUDA graphs: yes, unless the log says otherwise."""
+    device = header.get("hardware")
+    return not isinstance(device, Mapping) or device.get("graphs") is not False
+
+
 def workload_from_log(log: LoadedLog, name: str) -> Workload:
     """The requests of a log, each with the number of tokens it really produced.
 
@@ -116,12 +122,24 @@ class GivenKeys:
 
 
 def occupancy(log_events: Sequence[Mapping[str, Any]], num_blocks: int) -> dict[str, list[float]]:
-    """Curves over time: "time", "running", "waiting" and "kv" (share of blocks in use) a step."""
+    """Curves over time: "time", "running", "waiting" and "kv" (share of blocks in use) a step, and
+    when the engine falls idle."""
     curves: dict[str, list[float]] = {"time": [], "running": [], "waiting": [], "kv": []}
+    alive = 0
+
+    def point(*values: float) -> None:
+        for curve, value in zip(curves.values(), values):
+            curve.append(value)
+
     for event in log_events:
-        if event["e"] == "batch":
-            curves["time"].append(event["t"])
-            curves["running"].append(event["running"])
-            curves["waiting"].append(event["waiting"])
-            curves["kv"].append(1 - event["free"] / num_blocks)
+        kind = event["e"]
+        if kind == "batch":
+            used = 1 - event["free"] / num_blocks
+            point(event["t"], event["running"], event["waiting"], used)
+        elif kind == "arrive":
+            alive += 1
+        elif kind == "finish":
+            alive -= 1
+            if not alive:
+                point(event["t"], 0, 0, 0.0)
     return curves

@@ -20,12 +20,12 @@ FORMS = ("N (fixed), A:B (uniform, both ends included), lognormal:MEAN:SIGMA[:MA
 
 def parse_lengths(text: str, what: str = "length") -> Draw:
     """The distribution `text` stands for. WorkloadError names the text and the known forms."""
-    head, _, rest = text.partition(":")
+    head, colon, rest = text.partition(":")
     try:
         if head == "lognormal":
             mean, sigma, *limit = (float(part) for part in rest.split(":"))
             return lognormal(mean, sigma, *limit)
-        return uniform(int(head), int(rest)) if rest else fixed(int(head))
+        return uniform(int(head), int(rest)) if colon else fixed(int(head))
     except WorkloadError as problem:
         raise WorkloadError(f"{what} {text!r}: {problem}") from None
     except (ValueError, TypeError):  # no number; too many of them

@@ -155,12 +155,14 @@ def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
     is what a client sees on top of the engine's TTFT and E2EL: network, HTTP, tokenizing."""
     if unknown := set(slo or ()) - GOODPUT:
         raise WorkloadError(f"goodput bounds {sorted(unknown)[0]!r}; it takes ttft, tpot and e2el")
-    good = np.flatnonzero(np.frombuffer(timings.state, dtype=np.uint8) == COMPLETED)
+    state = np.frombuffer(timings.state, dtype=np.uint8)
+    good = np.flatnonzero(state == COMPLETED)
     at, first, last, outputs, prompts = (np.asarray(column)[good] for column in (
         timings.at, timings.first, timings.last, timings.outputs, timings.prompts))
     ttft, e2el = first - at + client, last - at + client
     tpot = np.where(outputs > 1, (last - first) / np.maximum(outputs - 1, 1), 0.0)
-    duration = float(last.max()) - min(timings.at) if len(good) else 0.0
+    begin = np.asarray(timings.at)[state != REJECTED].min(initial=math.inf)
+    duration = float(last.max() - begin) if len(good) else 0.0
     tokens_in, tokens_out = int(prompts.sum()), int(outputs.sum())
     over = 1 / duration if duration > 0 else 0.0
     latency = {"ttft": summarize(ttft), "tpot": summarize(tpot[outputs > 1]),

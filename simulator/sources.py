@@ -76,7 +76,9 @@ def slo_bounds(text: str | None) -> Mapping[str, float] | None:
         pairs = [part.split(":") for part in text.replace(" ", ",").split(",") if part]
         bounds = {{"e2e": "e2el"}.get(name, name): float(ms) / 1e3 for name, ms in pairs}
     except ValueError:
-        bounds = {}
+        bounds, pairs = {}, []
+    if len(bounds) < len(pairs):
+        raise WorkloadError(f"--goodput {text!r} bounds one latency twice: give each once")
     if not bounds or any(not 0 < bound < float("inf") for bound in bounds.values()):
         raise WorkloadError(f"--goodput {text!r} is not of the form ttft:500,tpot:50,e2el:10000 "
                             f"(milliseconds above 0)")

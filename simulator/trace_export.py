@@ -46,6 +46,7 @@ def chrome_events(events: Iterable[Event], pid: int, name: str) -> Iterator[dict
         yield {"ph": "M", "pid": each, "name": "process_sort_index", "args": {"sort_index": each}}
     batches: dict[int, Event] = {}
     end = 0.0  # of the step before: steps on one track may not overlap
+    idle = _Idle()
     lives = _Lives(pid + 1)
     for event in events:
         kind, now = event["e"], event["t"]
@@ -62,11 +63,35 @@ def chrome_events(events: Iterable[Event], pid: int, name: str) -> Iterator[dict
             yield {"ph": "i", "s": "p", "pid": pid, "tid": 0, "ts": _us(now),
                    "name": f"preempt {event['request']}", "args": {"mode": event["mode"]}}
         yield from lives.see(event)
+        if (nothing := idle.see(event)) is not None:
+            yield from _counters(nothing, pid)
     yield from lives.close(end)
 
 
 def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
+
+
+class _Idle:
+    """Watches for the moments at which nothing is left to do, which no batch tells of."""
+
+    def __init__(self) -> None:
+        self.alive, self.free = 0, 0
+        self.freed: set[int] = set()  # since the last batch
+
+    def see(self, event: Event) -> Event | None:
+        """What a batch would say of the engine, if this event made it idle."""
+        kind = event["e"]
+        if kind == "batch":
+            self.free, self.freed = event["free"], set()
+        elif kind == "free":
+            self.freed.update(event["blocks"])
+        elif kind in ("arrive", "finish"):
+            self.alive += 1 if kind == "arrive" else -1
+            if not self.alive:
+                return {"t": event["t"], "running": 0, "waiting": 0, "swapped": 0, "counts": (),
+                        "free": self.free + len(self.freed)}
+        return None
 
 
 def _counters(batch: Event, pid: int) -> Iterator[dict[str, Any]]:

@@ -198,6 +198,7 @@ def _clock() -> Callable[[str], float]:
     """A parser of times: seconds, or wall clock (exact to 100 ns: counted from the first). A time
     without a zone is UTC."""
     minutes: dict[tuple[str, str | None], float] = {}
+    dated: bool | None = None  # whether the first time has a date
     origin: list[float] = []
     wall_clock = WALL_CLOCK.fullmatch
 
@@ -209,6 +210,7 @@ def _clock() -> Callable[[str], float]:
         return value
 
     def seconds(text: str) -> float:
+        nonlocal dated
         found = wall_clock(text)
         try:
             if found is None:
@@ -222,6 +224,11 @@ def _clock() -> Callable[[str], float]:
             raise _NotATime(text) from None
         if not abs(value) < float("inf"):
             raise _NotATime(text)
+        if dated is None:
+            dated = found is not None
+        elif dated != (found is not None):
+            raise ValueError(f"{_shown(text)} is a time of another kind than the first one: give "
+                             f"all in seconds, or all with a date")
         return value
 
     return seconds

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+from array import array
 from collections.abc import Callable, Generator, Sequence
 from random import Random
 from typing import Any
@@ -43,7 +44,9 @@ class World:
                  on_progress: Callable[[int, int], None] | None = None):
         self.env = simpy.Environment()
         self.workload = workload
-        self.timings = Timings.expecting(workload.at, workload.prompts)
+        never = array("d", [math.inf])  # sent: users who wait for answers say when
+        self.timings = Timings.expecting(never * len(workload) if workload.waits else workload.at,
+                                         workload.prompts)
         self.errors: list[str] = []  # the first sentences of refusals
         self.cut = 0  # requests whose output the model's length cut short
         self.moved = 0  # requests sent again because their replica stopped

@@ -191,7 +191,14 @@ class Plan:
     def open_log(self, log: str | Path | IO[str] | EventLog | None,
                  scheduler: SchedulerConfig) -> EventLog | None:
         return _open_log(log, log_header(scheduler, self.model, self.dtype, self.config.seed,
-                                         self.device))
+                                         self.hardware))
+
+    @property
+    def hardware(self) -> dict[str, Any]:
+        """What computes, and how the model lies on it: what the simulator prices the log's steps
+        by."""
+        graphs = {"graphs": not self.config.enforce_eager} if self.device.type == "cuda" else {}
+        return hardware(self.device) | {"tp": self.shard.size} | graphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +236,13 @@ def _open_log(log: str | Path | IO[str] | EventLog | None,
 
 
 def log_header(scheduler: SchedulerConfig, model: ModelConfig, dtype: torch.dtype,
-               seed: int, device: torch.device) -> dict[str, Any]:
+               seed: int, hardware: dict[str, Any]) -> dict[str, Any]:
     """Everything a reader of the log needs to know about the run."""
     return {
         "mode": "real",
         "config": asdict(scheduler),
         "model": {**model.to_json(), "dtype": str(dtype).removeprefix("torch.")},
-        "hardware": hardware(device),
+        "hardware": hardware,
         "versions": library_versions(),
         "seed": seed,
     }

@@ -405,6 +405,7 @@ def test_the_log_tells_the_run_and_its_circumstances(tmp_path):
     assert (header["mode"], header["seed"], header["config"]["num_blocks"]) == ("real", 5, 64)
     assert header["model"]["num_hidden_layers"] == 4 and header["model"]["dtype"] == "float64"
     assert header["hardware"]["threads"] == torch.get_num_threads()
+    assert header["hardware"]["tp"] == 1 and "graphs" not in header["hardware"]  # of CUDA only
     assert header["versions"]["torch"] == torch.__version__
     tokens = [event["tokens"][0] for event in log.events if event["e"] == "token"]
     assert [token for token in tokens if token is not None][:12] == out.token_ids

@@ -96,6 +96,8 @@ def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
     (("--poisson", 1, "--goodput", "fast"), "--goodput 'fast'"),
     (("--poisson", 1, "--goodput", "ttft:nan"), "--goodput 'ttft:nan' is not of the form"),
     (("--poisson", 1, "--goodput", "ttft:-5"), "(milliseconds above 0)"),
+    (("--poisson", 1, "--goodput", "ttft:5,ttft:9"), "bounds one latency twice"),
+    (("--poisson", 1, "--goodput", "e2e:5,e2el:9"), "bounds one latency twice"),
     (("--poisson", 1, "--goodput", "tttf:5"), "--goodput bounds 'tttf'; it takes ttft, tpot"),
     (("--trace", "nowhere.csv", "--goodput", "tttf:5"), "--goodput bounds 'tttf'"),
     (("--poisson", 1, "--num-requests", 2, "--log", "/nowhere/x.jsonl"), "/nowhere/x.jsonl"),

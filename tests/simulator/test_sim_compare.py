@@ -60,3 +60,11 @@ def test_the_device_nobody_named_is_named(lines, tmp_path):
     said = CliRunner().invoke(app, ["compare", path]).output
     assert "priced for an h100" in said
     assert "priced for" not in CliRunner().invoke(app, ["compare", path, "--hardware", "l4"]).output
+
+
+def test_a_run_without_graphs_is_priced_without_them(tmp_path):
+    path = tmp_path / "eager.jsonl"
+    simulate(poisson(5.0, 20, parse_lengths("50:300"), parse_lengths("20:90")), "llama-3.1-8b",
+             H100, {"num_blocks": 600, "max_model_len": 1024}, log=path, graphs=False)
+    result = compare(read_run(path), path.name, H100)
+    assert max(abs(figure.error or 0.0) for figure in result.figures) < 1e-6

@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from simulator.__main__ import app
 from simulator.api import simulate
+from simulator.compare import mean_over_time
 from simulator.errors import ReplayError
+from simulator.fromlog import occupancy
 from simulator.html import cost_parts, run_report
 from simulator.lengths import parse_lengths
 from simulator.trace_export import chrome_events, write_chrome_trace
-from simulator.workload import poisson
+from simulator.workload import fixed_list, poisson
 
 SETTINGS = {"num_blocks": 60, "max_model_len": 400}
 
@@ -127,3 +129,30 @@ def test_run_and_export_write_the_same_trace(tmp_path):
     assert one.read_bytes() == two.read_bytes() and page.exists()
     nothing = call("export", log)
     assert nothing.exit_code == 2 and "give --chrome FILE" in nothing.stderr
+
+
+def test_an_engine_without_requests_is_drawn_idle():
+    """Three requests together, and one long after: between them all blocks are free."""
+    work = fixed_list([(0.0, 100, 20), (0.0, 50, 30), (0.0, 10, 40), (500.0, 100, 20)])
+    run = simulate(work, "smollm2-135m", "l4", SETTINGS, keep_events=True)
+    counters = [event for event in chrome_events(run.events, 1, "engine") if event["ph"] == "C"]
+    for name, idle in (("requests", {"running": 0, "waiting": 0, "swapped": 0}),
+                       ("free blocks", {"blocks": run.config.num_blocks}),
+                       ("tokens in the step", {"tokens": 0})):
+        between = [event for event in counters if event["name"] == name
+                   and event["ts"] < 500e6][-1]
+        assert between["args"] == idle
+        assert between["ts"] == pytest.approx(run.timings.last[2] * 1e6)
+        assert [event for event in counters if event["name"] == name][-1]["args"] == idle
+
+
+def test_the_mean_of_kv_in_use_counts_idle_time_as_none():
+    """By hand: 2 of 10 blocks for 1 s, none for 8 s, 4 of 10 for 1 s."""
+    events = [{"e": "arrive", "t": 0.0},
+              {"e": "batch", "t": 0.0, "running": 1, "waiting": 0, "free": 8},
+              {"e": "finish", "t": 1.0}, {"e": "arrive", "t": 9.0},
+              {"e": "batch", "t": 9.0, "running": 1, "waiting": 0, "free": 6},
+              {"e": "finish", "t": 10.0}]
+    curves = occupancy(events, 10)
+    assert curves["time"] == [0.0, 1.0, 9.0, 10.0] and curves["running"] == [1, 0, 1, 0]
+    assert mean_over_time(curves) == pytest.approx((0.2 * 1 + 0.4 * 1) / 10)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from simulator.api import simulate
+from simulator.bounds import Bounds
 from simulator.errors import WorkloadError
-from simulator.lengths import lognormal
+from simulator.lengths import lognormal, parse_lengths
 from simulator.metrics import (
     Summary,
     compute_metrics,
@@ -19,7 +20,7 @@ from simulator.metrics import (
     summarize_parts,
 )
 from simulator.timings import COMPLETED, PENDING, REJECTED, Timings
-from simulator.workload import poisson
+from simulator.workload import closed_loop, fixed_list, poisson
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 10, 999])
@@ -148,3 +149,15 @@ def test_the_parts_of_a_long_run_count_every_gap_once(monkeypatch):
     assert compute_metrics(run.timings) == run.metrics
     tokens = run.metrics.total_output_tokens - run.metrics.completed
     assert run.metrics.latency["itl"].count == tokens
+
+
+def test_the_duration_begins_with_what_was_sent_and_not_refused():
+    """Whoever reads the log finds the same: requests that users never sent are not in it."""
+    users = closed_loop(3, 500, parse_lengths("100:200"), parse_lengths("20:60"), think=9.0)
+    run = simulate(users, "llama-3.1-8b", "h100", keep_events=True, bounds=Bounds(max_seconds=60.0))
+    assert run.metrics.duration == pytest.approx(metrics_from_log(run.events).duration, abs=1e-6)
+    assert 40 < run.metrics.duration <= 60 and run.metrics.completed < 30
+    late = fixed_list([(0.0, 9_000_000, 5), (100.0, 50, 5), (101.0, 50, 5)])  # the first: refused
+    run = simulate(late, "llama-3.1-8b", "h100", keep_events=True)
+    assert run.metrics.rejected == 1 and 1 < run.metrics.duration < 2
+    assert run.metrics.duration == pytest.approx(metrics_from_log(run.events).duration, abs=1e-6)

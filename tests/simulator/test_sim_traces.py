@@ -62,7 +62,9 @@ def test_columns_of_other_names_can_be_named(tmp_path):
     ("2023-11-16 18:15:50.1,5,-3", "GeneratedTokens=-3 must be"),
     ("2023-11-16 18:15:50.1,5,2.5", "GeneratedTokens='2.5' is not a whole number"),
     ("yesterday,5,3", "TIMESTAMP='yesterday' is neither seconds nor a time"),
-    ("nan,5,3", "TIMESTAMP='nan' is neither"), ("1,5", "has 2 fields, the header 3")])
+    ("nan,5,3", "TIMESTAMP='nan' is neither"),
+    ("5,5,3", "'5' is a time of another kind than the first one: give all in seconds, or all with"),
+    ("1,5", "has 2 fields, the header 3")])
 def test_a_bad_row_names_file_line_and_way_out_or_is_left_out_with_a_note(tmp_path, row, words):
     path = write(tmp_path, AZURE + "2023-11-16 18:15:46.6,374,44\n" + row + "\n")
     with pytest.raises(WorkloadError) as error:

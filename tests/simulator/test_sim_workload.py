@@ -68,7 +68,7 @@ def test_every_lognormal_that_is_taken_draws_lengths_within_its_bounds(mean, sig
 
 
 @pytest.mark.parametrize("text, words", [
-    ("0", "must be from 1"), ("9:3", "1 <= A <= B"), ("abc", "none of: N"),
+    ("0", "must be from 1"), ("9:3", "1 <= A <= B"), ("abc", "none of: N"), ("5:", "none of: N"),
     ("1:2:3", "none of"), ("lognormal:5", "none of"), ("lognormal:0:1", "MEAN and MAX from 1"),
     ("", "none of"), ("-3", "from 1 to 2,147,483,647"), ("9" * 21, "from 1 to 2,147,483,647"),
     ("1:" + "9" * 21, "B <= 2,147,483,647"), ("9" * 5000, "none of"),
