@@ -63,6 +63,8 @@ def recorded_steps(log: LoadedLog) -> Recording:
     for event in log.events:
         reader.read(event)
     steps = reader.steps
+    for number in reader.untold:  # killed between the two: nothing of the result can be told
+        steps[number].time = None
     open_steps = steps[-1].time is None
     if not open_steps and not reader.alive and log.problem is None:
         return Recording(steps, len(log.events), reader.ahead, None)
@@ -87,6 +89,7 @@ class _Reader:
         self.alive: set[str] = set()  # arrived and not finished
         self.ahead = False
         self.last_begin = 0  # event number
+        self.untold: set[int] = set()  # steps with a time, but no tokens yet
         self._taking_in = True  # between a step_begin and its batch
         self._settled: RecordedStep | None = None  # whose results are being read
         self._has_tokens = False  # its tokens have been read
@@ -102,10 +105,12 @@ class _Reader:
         elif kind == "time":
             self._settled = self.steps[event["step"]]
             self._settled.time = event
+            self.untold.add(event["step"])
             self._settled.settled_first = self._settled is self.steps[-1]
             self._has_tokens = False
         elif kind == "token":
             self.steps[event["step"]].tokens = event["tokens"]
+            self.untold.discard(event["step"])
             self._has_tokens = True
         elif kind == "withdraw" and self._settled is not None and not self._taking_in:
             self._settled.withdrew = "after" if self._has_tokens else "before"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +13,7 @@ from rich.table import Table
 from simulator.basis import NAMES, Reference
 from simulator.calibrate import Calibration, Errors
 from simulator.calibrate import calibrate as fit_machine
-from simulator.commands.common import check_places, out, plain_errors, read_run
+from simulator.commands.common import check_places, out, plain_errors, reading
 from simulator.fitted import save_machine
 from simulator.hardware import RATES, load_hardware
 from simulator.observe import Run, observe
@@ -57,12 +58,16 @@ def _runs(logs: list[Path]) -> list[Run]:
     """What the logs say of time, each named by its file, or by its path where names repeat."""
     names, runs = Counter(path.name for path in logs), []
     for path in logs:
-        log = read_run(path)
         name = path.name if names[path.name] == 1 else str(path)
-        if log.header.get("mode") == "simulated":
-            out.print(f"note: {name} is of a simulated run: the fit tells what the simulator "
-                      f"assumed, not how fast a machine is", markup=False)
-        runs.append(observe(log, name))
+        with reading(path) as log:
+            if log.header.get("mode") == "simulated":
+                out.print(f"note: {name} is of a simulated run: the fit tells what the simulator "
+                          f"assumed, not how fast a machine is", markup=False)
+            run = observe(log, name)
+            for step in run.steps:  # what a fit would fail over, far from the log
+                if not all(map(math.isfinite, (step.seconds, *step.shape))):
+                    raise ValueError(f"step {step.step} of {name}: {step}")
+            runs.append(run)
     return runs
 
 

@@ -19,6 +19,7 @@ from engine.core.errors import LogError, TandemError
 from engine.core.events import LoadedLog, read_log
 from engine.mistakes import FILE_ERRORS, file_sentence, shorten
 from simulator.errors import ReplayError, WorkloadError
+from simulator.logcheck import blaming
 from simulator.traces import open_text
 
 # A table that goes into a file or a pipe is not squeezed into the 80 columns of no terminal.
@@ -123,6 +124,15 @@ def read_run(path: Path) -> LoadedLog:
 
 
 LOG = "an event log, as --log of a run writes it"
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[LoadedLog]:
+    """As read_run, for a block that reads the log's content. ReplayError if the block fails over
+    that; it names the first event that is wrong."""
+    loaded = read_run(path)
+    with blaming(loaded, str(path)):
+        yield loaded
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from simulator.commands.common import (
     out,
     plain_errors,
     progress,
-    read_run,
+    reading,
     write_json,
     write_text,
 )
@@ -44,9 +44,8 @@ def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")]
         priced.append("steps are priced for an h100, because neither --cost nor --hardware is "
                       "given: calibrate makes a machine file of yours")
     hardware = hardware or "h100"
-    loaded = read_run(log)
-    ranks = tp_of(loaded.header, log.name) if tp is None else tp
-    with progress("simulating") as update:
+    with reading(log) as loaded, progress("simulating") as update:
+        ranks = tp_of(loaded.header, log.name) if tp is None else tp
         result = compare_runs(loaded, log.name, load_hardware(hardware),
                               cost_maker(cost, ranks), tp=ranks, on_progress=update)
     for note in (*priced, *result.simulation.notes, *result.notes):

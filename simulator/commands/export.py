@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, read_run, write_text, writing
+from simulator.commands.common import check_places, out, plain_errors, reading, write_text, writing
 from simulator.errors import ReplayError
 from simulator.html import run_report
 from simulator.timings import timings_from_log
@@ -22,13 +22,13 @@ def export(log: Annotated[Path, typer.Argument(help="event log of a real or simu
     if chrome is None and html is None:
         raise ReplayError("nothing to write: give --chrome FILE or --html FILE")
     check_places(chrome, html, inputs=(log,))
-    loaded = read_run(log)
-    if chrome is not None:
-        with writing(chrome):
-            count = write_chrome_trace([loaded.events], chrome)
-        out.print(f"{chrome}: {count:,} events; open it at ui.perfetto.dev", markup=False)
-    if html is not None:
-        blocks = int(loaded.header.get("config", {}).get("num_blocks", 1))
-        page = run_report(timings_from_log(loaded.events), [loaded.events], blocks, log.name)
-        write_text(html, page)
-        out.print(f"{html}", markup=False)
+    with reading(log) as loaded:
+        if chrome is not None:
+            with writing(chrome):
+                count = write_chrome_trace([loaded.events], chrome)
+            out.print(f"{chrome}: {count:,} events; open it at ui.perfetto.dev", markup=False)
+        if html is not None:
+            blocks = int(loaded.header.get("config", {}).get("num_blocks", 1))
+            page = run_report(timings_from_log(loaded.events), [loaded.events], blocks, log.name)
+            write_text(html, page)
+            out.print(f"{html}", markup=False)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, progress, read_run, writing
+from simulator.commands.common import check_places, out, plain_errors, progress, reading, writing
 from simulator.replay import ReplayReport
 from simulator.replay import replay as run_replay
 
@@ -21,8 +21,8 @@ def replay(
 ) -> None:
     """Run a log's arrivals and step times again; say whether every decision is the same."""
     check_places(copy, inputs=(log,))
-    loaded = read_run(log)
-    with writing(copy), (copy.open("w", encoding="utf-8") if copy else nullcontext()) as target:
+    with (reading(log) as loaded, writing(copy),
+          copy.open("w", encoding="utf-8") if copy else nullcontext() as target):
         with progress("replaying") as update:
             report = run_replay(loaded, copy_to=target, on_step=update)
         _show(report)
