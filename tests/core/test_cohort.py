@@ -34,6 +34,13 @@ def test_a_number_of_tokens_makes_a_counted_request_and_token_ids_do_not():
     assert copy(counted).num_tokens == 3
 
 
+def test_a_request_of_a_users_own_class_stays_one():
+    class Own(Request):
+        pass
+    assert type(Own("r", 5, SamplingParams())) is Own
+    assert not Own("r", [1, 2], SamplingParams()).in_cohort
+
+
 def test_members_read_as_ever_between_the_halves_of_a_step():
     one, a, b = scheduler(), simulated("a", 6, 20), simulated("b", 3, 20)
     submit(one, a, b)

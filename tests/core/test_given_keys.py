@@ -7,6 +7,7 @@ import random
 import pytest
 
 from engine.core import Request, SamplingParams, Scheduler, SchedulerConfig
+from engine.core.request import extend_keys
 
 
 def tables_of_a_run(seed: int, with_keys: bool, eviction: str) -> tuple[list, int]:
@@ -41,3 +42,13 @@ def test_runs_with_keys_and_with_token_ids_hold_the_same_blocks_at_every_step(ev
         assert tables_of_a_run(seed, True, eviction) == with_tokens
         preemptions += with_tokens[1]
     assert preemptions > 50  # the pools are small enough to matter
+
+
+def test_before_its_place_in_line_a_request_has_given_keys_only():
+    """A router asks for the keys of a request that no engine has taken yet. Of 11 tokens in blocks
+    of 4, two blocks are full; the third, once full, holds output."""
+    one = Request("r", 11, SamplingParams(max_tokens=9), keys=["a", "b", "c"])
+    assert extend_keys(one, 5, 4) is one.keys and one.keys == ["a", "b"]
+    one.seq, one.num_tokens = 3, 20
+    assert extend_keys(one, 5, 4)[:2] == ["a", "b"]
+    assert one.keys[2:] == [-(4 << 32) + 2, -(4 << 32) + 3, -(4 << 32) + 4]  # nobody else's
