@@ -161,6 +161,7 @@ class _Course:
         self.steps = 0  # begun
         self.alive: set[str] = set()
         self.known: set[str] = set()  # arrived, ended or not
+        self.deciding = False  # between a step's begin and its batch
         self.rows: dict[int, int] = {}  # of each step that had a batch and no tokens yet
         self.timed = self.answered = 0  # steps
 
@@ -180,11 +181,16 @@ class _Course:
         return None if ask is None else ask(event)
 
     def _arrive(self, event: Mapping[str, Any]) -> str | None:
+        if (problem := self._reject(event)) is not None:
+            return problem
         if (request := event["request"]) in self.alive:
             return f"request={shown(request)} must not be one that is still running"
         self.alive.add(request)
         self.known.add(request)
         return None
+
+    def _reject(self, event: Mapping[str, Any]) -> str | None:
+        return None if self.deciding else "it must come between a step_begin and its batch"
 
     def _finish(self, event: Mapping[str, Any]) -> str | None:
         if (request := event["request"]) not in self.alive:
@@ -196,11 +202,13 @@ class _Course:
         if event["step"] != self.steps:
             return f"step={event['step']} must be {self.steps}, the one after the step before it"
         self.steps += 1
+        self.deciding = True
         return None
 
     def _batch(self, event: Mapping[str, Any]) -> str | None:
-        if event["step"] != self.steps - 1:
-            return f"step={event['step']} must be {self.steps - 1}, the step that has begun"
+        if event["step"] != self.steps - 1 or not self.deciding:
+            return f"step={event['step']} must be that of the step_begin before it"
+        self.deciding = False
         rows = len(event["requests"])
         for field in ("starts", "counts"):
             if len(event[field]) != rows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from simulator.chats import chats
@@ -11,6 +11,50 @@ from simulator.lengths import Draw, empirical, parse_lengths
 from simulator.metrics import GOODPUT
 from simulator.traces import read_trace
 from simulator.workload import Workload, closed_loop, poisson
+
+# Option, as a plan spells it → the sources of requests that read it.
+GOES_WITH: dict[str, tuple[str, ...]] = {
+    "rate_scale": ("trace",), "sample": ("trace",), "columns": ("trace",),
+    "skip_bad_rows": ("trace",), "burstiness": ("poisson",), "think": ("users", "chats"),
+    "turns": ("chats",), "system_prompt": ("chats",), "max_queue": ("trace", "poisson"),
+    "input_len": ("poisson", "users", "chats"), "output_len": ("poisson", "users", "chats")}
+# An option, one beside which it is never read, and why.
+Beside = tuple[str, str, str]
+NEVER_READ: tuple[Beside, ...] = (
+    ("enforce_eager", "cost", "the machine file tells what a step takes"),
+    ("gpu_memory_utilization", "num_blocks", "the blocks are counted already"))
+SOURCES = {"trace": "--trace", "poisson": "--poisson", "users": "--users", "chats": "--chats"}
+MOST_ENGINES = 2_000  # each has pools of its own: about 1 MB and 2 ms on an 80 GB device
+
+
+def check_used(given: Collection[str], sources: Mapping[str, str] = SOURCES,
+               beside: Iterable[Beside] = NEVER_READ, mark: str = "--") -> None:
+    """WorkloadError for the first option that somebody gave and nothing would read.
+
+    `sources` are those that there are to choose from, in words; one of them is among `given`.
+    `mark` is what stands before a name: a plan spells `input_len`, a command `--input-len`.
+    """
+    def spelled(name: str) -> str:
+        return mark + name.replace("_", "-") if mark else name
+
+    named = [name for name in sources if name in given]
+    for option in sorted(given) if len(named) == 1 else ():  # else there are no requests at all
+        if named[0] not in (wanted := GOES_WITH.get(option, named)):
+            known = " or ".join(sources[name] for name in wanted if name in sources)
+            raise WorkloadError(f"{spelled(option)} goes with {known}, not with "
+                                f"{sources[named[0]]}: leave it out, or choose the other")
+    for option, other, why in beside:
+        if option in given and other in given:
+            raise WorkloadError(f"{spelled(option)} does nothing beside {spelled(other)}, because "
+                                f"{why}: leave one of the two out")
+
+
+def check_engines(number: int) -> None:
+    """WorkloadError for more engines than one machine can simulate in reasonable time."""
+    if number > MOST_ENGINES:
+        raise WorkloadError(f"{number:,} replicas are more than the {MOST_ENGINES:,} that can be "
+                            f"simulated, each with a KV pool of its own: simulate a part of them "
+                            f"with the same part of the requests a second")
 
 
 def make_workload(*, trace: str | Path | None = None, rate: float | None = None,

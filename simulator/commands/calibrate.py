@@ -13,10 +13,11 @@ from rich.table import Table
 from simulator.basis import NAMES, Reference
 from simulator.calibrate import Calibration, Errors
 from simulator.calibrate import calibrate as fit_machine
-from simulator.commands.common import check_places, out, plain_errors, reading
+from simulator.commands.common import check_places, given_options, out, plain_errors, reading
 from simulator.fitted import save_machine
 from simulator.hardware import RATES, load_hardware
 from simulator.observe import Run, observe
+from simulator.sources import check_used
 
 # A 2-core AVX-512 machine, measured: bf16 GEMM and memory read.
 CPU_TFLOPS, CPU_BANDWIDTH = 0.44, 36.0
@@ -31,12 +32,15 @@ Tflops = Annotated[float, typer.Option("--tflops", help="ideal TFLOP/s, without 
 Bandwidth = Annotated[float, typer.Option("--bandwidth", help="ideal GB/s, without --hardware")]
 HoldOut = Annotated[float, typer.Option("--hold-out", min=0.0, max=0.9, help="share of runs")]
 
+OF_DEVICE = [(rate, "hardware", "the device has its own") for rate in ("tflops", "bandwidth")]
+
 
 @plain_errors
-def calibrate(logs: Logs, target: Out = Path("machine.toml"), hardware: Named = None,
-              tflops: Tflops = CPU_TFLOPS, bandwidth: Bandwidth = CPU_BANDWIDTH,
-              hold_out: HoldOut = 0.3) -> None:
+def calibrate(context: typer.Context, logs: Logs, target: Out = Path("machine.toml"),
+              hardware: Named = None, tflops: Tflops = CPU_TFLOPS,
+              bandwidth: Bandwidth = CPU_BANDWIDTH, hold_out: HoldOut = 0.3) -> None:
     """Fit a cost model to real logs and write it as a machine file for --cost."""
+    check_used(given_options(context), beside=OF_DEVICE)
     check_places(target, inputs=(*logs, hardware))
     reference = _reference(hardware, tflops, bandwidth)
     runs = _runs(logs)

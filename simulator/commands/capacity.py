@@ -21,8 +21,17 @@ from simulator.capacity import (
     unit_workloads,
 )
 from simulator.commands import options as opt
-from simulator.commands.common import check_places, out, plain_errors, progress, write_json
+from simulator.commands.common import (
+    check_places,
+    given_options,
+    out,
+    plain_errors,
+    progress,
+    write_json,
+)
 from simulator.errors import WorkloadError
+from simulator.scenario import engines_of
+from simulator.sources import NEVER_READ, check_engines, check_used
 from simulator.workload import Workload
 
 Slo = Annotated[str, typer.Option("--slo", help="seconds: ttft_p99=0.5,tpot_p99=0.05")]
@@ -31,9 +40,13 @@ Target = Annotated[float | None, typer.Option("--rate", help="requests a second 
 Count = Annotated[int, typer.Option("--num-requests", min=50, help="requests a simulation")]
 Seeds = Annotated[int, typer.Option("--seeds", help="independent workloads, 2 to 5")]
 
+SOURCES = {"trace": "--trace", "poisson": "generated requests"}
+BY_PRICES = "hardware", "prices", "the devices with a price are compared"
+
 
 @plain_errors
 def capacity(
+    context: typer.Context,
     slo: Slo, prices: Prices = None, rate: Target = None, num_requests: Count = 1000,
     seeds: Seeds = 5, trace: opt.Trace = None, burstiness: opt.Burstiness = 1.0,
     input_len: opt.InputLen = "100:1024", output_len: opt.OutputLen = "100:1024",
@@ -48,6 +61,8 @@ def capacity(
     max_model_len: opt.MaxLen = None, seed: opt.Seed = 0, json_out: opt.Json = None,
 ) -> None:
     """The highest rate that holds an SLO, in at most 25 simulations a device."""
+    made = () if trace else ("poisson",)  # requests of no trace are generated
+    check_used({*given_options(context), *made}, SOURCES, (*NEVER_READ, BY_PRICES))
     given = dict(
         trace=trace and str(trace), burstiness=burstiness, input_len=input_len, columns=columns,
         output_len=output_len, model=model, hardware=hardware, tp=tp, replicas=replicas,
@@ -57,6 +72,7 @@ def capacity(
         max_model_len=max_model_len, disaggregate=disaggregate, kv_link=kv_link,
         kv_latency_us=kv_latency_us, seed=seed)
     scenario = {name: value for name, value in given.items() if value is not None}
+    check_engines(engines_of(scenario))
     bounds, priced = parse_slo(slo), parse_prices(prices) if prices is not None else {}
     check_places(json_out, inputs=(trace, cost, model, hardware, input_len, output_len, *priced))
     if (prices is None) != (rate is None):

@@ -135,6 +135,13 @@ def reading(path: Path) -> Iterator[LoadedLog]:
         yield loaded
 
 
+def given_options(context: typer.Context) -> set[str]:
+    """The options that stand on the command line, as a plan spells them: `input_len`."""
+    return {parameter.opts[0].lstrip("-").replace("-", "_") for parameter in context.command.params
+            if (source := context.get_parameter_source(str(parameter.name))) is not None
+            and source.name == "COMMANDLINE"}
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while the block runs; yields its `update(done, total)`. Silent when piped."""

@@ -11,6 +11,7 @@ from rich.table import Table
 from simulator.commands import options as opt
 from simulator.commands.common import (
     check_places,
+    given_options,
     out,
     plain_errors,
     progress,
@@ -23,6 +24,7 @@ from simulator.compare import Figure, html_report
 from simulator.compare import compare as compare_runs
 from simulator.fromlog import tp_of
 from simulator.hardware import load_hardware
+from simulator.sources import check_used
 
 _SECONDS = ("ttft", "tpot", "itl", "e2el")
 Html = Annotated[Path | None, typer.Option("--html", help="write overlaid curves here")]
@@ -32,12 +34,16 @@ Device = Annotated[str | None, typer.Option("--hardware", help="known name or yo
 Tp = Annotated[int | None, typer.Option("--tp", help="ranks that share the model",
                                         show_default="what the log's header tells, or 1")]
 
+BY_COST = "hardware", "cost", "the machine file tells what a step takes"
+
 
 @plain_errors
-def compare(log: Annotated[Path, typer.Argument(help="event log of a real run")],
+def compare(context: typer.Context,
+            log: Annotated[Path, typer.Argument(help="event log of a real run")],
             cost: opt.Cost = None, hardware: Device = None, tp: Tp = None, html: Html = None,
             json_out: opt.Json = None) -> None:
     """Simulate a real run's workload freely and print both runs' figures with signed errors."""
+    check_used(given_options(context), beside=[BY_COST])
     check_places(html, json_out, inputs=(log, cost, hardware))
     priced = []
     if cost is None and hardware is None:

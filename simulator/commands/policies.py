@@ -10,10 +10,10 @@ from rich.table import Table
 
 from simulator.api import Simulation, simulate
 from simulator.commands import options as opt
-from simulator.commands.common import out, plain_errors
+from simulator.commands.common import given_options, out, plain_errors
 from simulator.modelspec import load_model
 from simulator.report import NOTHING
-from simulator.sources import make_workload
+from simulator.sources import check_used, make_workload
 
 # Each differs from the first in one choice. `priority` is not among them: traces carry none.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -35,6 +35,7 @@ Markdown = Annotated[bool, typer.Option("--markdown", help="print a Markdown tab
 
 @plain_errors
 def policies(
+    context: typer.Context,
     trace: opt.Trace = None, rate: opt.Rate = None, num_requests: opt.NumRequests = None,
     input_len: opt.InputLen = "100:1024", output_len: opt.OutputLen = "100:1024",
     rate_scale: opt.RateScale = 1.0, columns: opt.Columns = None,
@@ -45,6 +46,7 @@ def policies(
     seed: opt.Seed = 0, markdown: Markdown = False,
 ) -> None:
     """Simulate one workload under each policy; throughput, tails, preemptions and hits."""
+    check_used(given_options(context), {"trace": "--trace", "poisson": "--poisson"})
     work = make_workload(trace=trace, rate=rate, users=None, think=0.0, burstiness=1.0,
                          num_requests=num_requests, input_len=input_len, output_len=output_len,
                          rate_scale=rate_scale, columns=columns, skip_bad=False, seed=seed)

@@ -13,6 +13,7 @@ from simulator.bounds import Bounds
 from simulator.commands import options as opt
 from simulator.commands.common import (
     check_places,
+    given_options,
     out,
     plain_errors,
     progress,
@@ -26,12 +27,19 @@ from simulator.errors import WorkloadError
 from simulator.html import run_report
 from simulator.modelspec import load_model
 from simulator.report import latency_table, summary_lines, transfer_line
-from simulator.sources import make_workload, parse_failures, slo_bounds
+from simulator.sources import (
+    check_engines,
+    check_used,
+    make_workload,
+    parse_failures,
+    slo_bounds,
+)
 from simulator.trace_export import write_chrome_trace
 
 
 @plain_errors
 def run(
+    context: typer.Context,
     trace: opt.Trace = None, rate: opt.Rate = None, users: opt.Users = None,
     chats: opt.Chats = None, turns: opt.Turns = 4, system_prompt: opt.System = 0,
     think: opt.Think = 0.0, burstiness: opt.Burstiness = 1.0, num_requests: opt.NumRequests = None,
@@ -61,8 +69,10 @@ def run(
     """
     if not 0 <= client_ms < math.inf:
         raise WorkloadError(f"--client-ms {client_ms:g} must be at least 0")
+    check_used(given_options(context))
     slo, split = slo_bounds(goodput), parse_split(disaggregate, kv_link, kv_latency_us)
     engines = split.replicas if split else replicas
+    check_engines(engines)
     logs = [_replica_path(log, number, engines) for number in range(engines)] if log else []
     check_places(*logs, json_out, chrome, html,
                  inputs=(trace, cost, model, hardware, input_len, output_len))

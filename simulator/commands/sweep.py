@@ -15,6 +15,7 @@ from simulator.commands.common import check_places, out, plain_errors, progress
 from simulator.plan import read_plan, spelled
 from simulator.report import NOTHING
 from simulator.results import Results, Row, table_path, write_table
+from simulator.sources import SOURCES, check_used
 from simulator.sweep import has_result, local_runner, ray_runner
 from simulator.sweep import sweep as run_sweep
 
@@ -36,6 +37,9 @@ def sweep(plan: Plan, results: Out = None, workers: Workers = 0, ray: Ray = None
     """Simulate every combination of a plan; results to JSON Lines, and to Parquet or CSV."""
     check_places(results)  # before a plan of many points is read
     points = read_plan(plan)
+    for point in points:
+        check_used([name for name, value in point.values.items() if value is not False],
+                   {name: name for name in SOURCES}, mark="")
     place = results or plan.with_suffix(".results.jsonl")
     table = table_path(place)
     check_places(place, table, inputs={plan, *(file for point in points for file in point.files)})

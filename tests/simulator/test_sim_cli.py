@@ -104,7 +104,7 @@ def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
     (("--trace", "/nowhere.csv"), "/nowhere.csv does not exist: check the path"),
     (("--trace", "TRACE", "--columns", "at"), "--columns 'at' is not of the form"),
     (("--trace", "TRACE", "--rate-scale", 0), "the rate factor is 0"),
-    (("--poisson", 1, "--rate-scale", 2), "--sample and --rate-scale are for --trace"),
+    (("--poisson", 1, "--rate-scale", 2), "--rate-scale goes with --trace, not with --poisson"),
     (("--poisson", 1, "--client-ms", -1), "--client-ms -1 must be at least 0"),
     (("--trace", "TRACE", "--sample", 0), "--sample 0 must be above 0")])
 def test_every_mistake_is_one_sentence_on_stderr_and_exit_code_2(trace, words, sentence):

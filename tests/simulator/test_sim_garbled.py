@@ -93,6 +93,8 @@ def test_missing_fields_repeated_arrivals_and_times_that_go_back_are_told(good):
 
     assert "(arrive): prompt is missing, must be a whole number of at least 1" in problem(
         lambda events, n: events[n].pop("prompt"))
+    assert "(arrive): it must come between a step_begin and its batch" in problem(
+        lambda events, n: events.insert(0, events.pop(n)))
     assert "must not be one that is still running" in problem(
         lambda events, n: events.insert(n, events[n]))
     assert "(alloc): request='r0' must be one that has arrived" in problem(
