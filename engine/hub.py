@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -78,7 +79,9 @@ class Hub:
     def __init__(self, peers: list[Peer]):
         self.peers = peers
         self.lost: ParallelError | None = None
+        self.on_lost: Callable[[], None] | None = None  # called once, in the thread that noticed
         self._closing = False
+        self._sending = threading.Lock()  # look-ahead: one thread schedules, another executes
         self._news = threading.Condition()
         self._thread = threading.Thread(target=self._listen, name="tandem-hub", daemon=True)
         self._thread.start()
@@ -90,7 +93,8 @@ class Hub:
         data = pickle.dumps(message)
         for peer in self.peers:
             try:
-                peer.connection.send_bytes(data)
+                with self._sending:
+                    peer.connection.send_bytes(data)
             except OSError:  # it has gone: the listener is about to say how
                 self.wait_lost(GRACE)
                 self.lose(RankLost(peer.epitaph()))
@@ -131,6 +135,8 @@ class Hub:
             self.lost = error
             self._news.notify_all()
         self._tell(("stop", str(error)))
+        if self.on_lost is not None:
+            self.on_lost()
 
     def _tell(self, message: tuple) -> None:
         for peer in self.peers:

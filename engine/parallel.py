@@ -24,7 +24,7 @@ import weakref
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from multiprocessing.connection import Client, Connection, Listener, Pipe
 from pathlib import Path
@@ -101,6 +101,9 @@ class Lead:
         self.hub.send("boot", boot, port)
         self.hub.gather("hello")  # all have imported torch and are about to connect
         self.shard = connect(self.store, 0, self.size, device)
+        if device.type == "cuda":
+            assert self.shard.wire is not None
+            self.hub.on_lost = partial(_abort, self.shard.wire.group)
 
     def minimum(self, value: int) -> int:
         """The smallest `value` of all ranks."""
@@ -116,6 +119,14 @@ class Lead:
 def _end(hub: Hub, threads: int) -> None:
     hub.close()
     torch.set_num_threads(threads)
+
+
+def _abort(group: Any) -> None:
+    """End the exchanges that wait for a lost rank: on CUDA they are kernels, those of a recorded
+    graph included, which nothing else ends, and the host waits for them. They then leave anything
+    in their tensors, so whoever reads those asks the hub first."""
+    with suppress(Exception):  # torch's watchdog was faster, or the communicator is in ruins
+        group.abort()
 
 
 def connect(store: Any, rank: int, size: int, device: torch.device) -> Shard:

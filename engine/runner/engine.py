@@ -49,6 +49,7 @@ class Engine:
         self.sessions: dict[str, Session] = {}  # by request id, until their consumer drops them
         self.started = perf_counter()
         self.closed = False
+        self.lost: ParallelError | None = None  # why no step can be done any more
         self._lock = RLock()
         self._stepper: int | None = None  # the thread that is inside step()
         self._dropped: list[Request] = []  # sessions closed inside a step: their requests
@@ -64,9 +65,11 @@ class Engine:
 
     # ------------------------------------------------------------------ requests
     def submit(self, request: Request, owner: str = "", index: int = 0) -> Session:
-        """Queue a request and open its session. RequestError, with nothing changed, if bad."""
+        """Queue a request and open its session. RequestError, with nothing changed, if bad;
+        ParallelError if a rank is lost."""
         if self.closed:
             raise RequestError(f"request {request.id}: this engine is closed; make a new one")
+        self._check_ranks()
         try:
             self._check(request)
         except RequestError as error:
@@ -91,9 +94,10 @@ class Engine:
         self.loop.abort(request_id)
 
     def close(self, session: Session) -> None:
-        """Forget a session; its request, if it still runs, is aborted and gives back its blocks."""
+        """Forget a session; its request, if it still runs, is aborted and gives back its blocks,
+        unless the engine is closed or lost, and all requests with it."""
         try:
-            if not session.done and not self.closed:
+            if not session.done and not self.closed and self.lost is None:
                 self.abort(session.request.id)
                 if self._stepper == get_ident():
                     self._dropped.append(session.request)
@@ -145,11 +149,19 @@ class Engine:
             if self._stepper is not None:
                 raise RequestError("this thread is inside a step of this engine: run requests "
                                    "after it, not from a callback or a finalizer")
+            self._check_ranks()
             self._stepper = get_ident()
             try:
                 return self._step()
+            except ParallelError as error:
+                self.lost = error  # steps are in flight that nobody will ever settle
+                raise
             finally:
                 self._stepper = None
+
+    def _check_ranks(self) -> None:
+        if self.lost is not None:
+            raise type(self.lost)(f"this engine is lost, make a new one: {self.lost}")
 
     def _step(self) -> bool:
         if self._batch is None:
@@ -213,6 +225,8 @@ class Engine:
         return self._take(before.batch, output, seconds)
 
     def _take(self, batch: Batch, output: StepOutput, seconds: float) -> StepResult:
+        if self.lead is not None:  # what was summed up without a rank that is lost is no token
+            self.lead.hub.check()
         output = _within(output, self.runner.config.vocab_size)
         stopped = self._hand_out(batch, output)
         self._done = batch, output, seconds

@@ -55,11 +55,14 @@ class Prepared:
     unknown: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # flat tokens it
     sources: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # brings; its rows
     draw: Draw | None = None  # set by launch(), if a row samples
+    error: Exception | None = None  # by launch(): computed as it should be, but not sampled
 
     drawn: torch.Tensor | None = None  # [rows] int64 on the device, set by launch() or follow()
 
     def read(self) -> StepOutput:
-        """Wait until the step is computed, and hand out its tokens."""
+        """Wait until the step is computed, and hand out its tokens, or raise why there are none."""
+        if self.error is not None:
+            raise self.error
         tokens: list[int | None | RowFailed] = [None] * len(self.batch)
         logprobs = {}
         if self.draw is not None:
@@ -104,6 +107,7 @@ class ModelRunner:
             use_kernels(model, self.attention.kernels)
         self.graphs: DecodeGraphs | None = None
         self.shares_tokens = False  # after each step, with the other ranks: for look-ahead
+        self.num_replays = 0  # of graphs, whose exchanges with other ranks nobody else counts
 
     def record_graphs(self, max_num_seqs: int, recorder: Recorder) -> None:
         """Compute decode steps of up to `max_num_seqs` rows over static buffers from now on.
@@ -174,17 +178,25 @@ class ModelRunner:
             return
         logits = self.forward(step.inputs, step.fill if step.before is not None else None)
         if step.rows:
-            step.draw = Draw(logits, step.samples, self.seed)
-            step.drawn = step.draw.tokens
+            self._draw(step, logits)
             if self.shares_tokens:
                 self._share(step)
         step.before, step.samples = None, []  # or every step since the first would be kept
 
+    def _draw(self, step: Prepared, logits: torch.Tensor) -> None:
+        """Start the sampling. What goes wrong is left to read(): the other ranks, which sample
+        nothing, are in step all the same, and may be waiting for what comes next."""
+        try:
+            step.draw = Draw(logits, step.samples, self.seed)
+            step.drawn = step.draw.tokens
+        except Exception as error:
+            step.error = error
+
     def _share(self, step: Prepared) -> None:
         """Look-ahead of several ranks: all start the next step on what rank 0 has drawn."""
         assert self.shard.wire is not None
-        if step.drawn is None:
-            step.drawn = torch.empty(len(step.rows), dtype=torch.int64, device=self.device)
+        if step.drawn is None:  # a token of the vocabulary, if rank 0 has none
+            step.drawn = torch.zeros(len(step.rows), dtype=torch.int64, device=self.device)
         step.drawn = self.shard.wire.share(step.drawn.contiguous())
 
     def current_device(self) -> AbstractContextManager[Any]:
@@ -192,18 +204,15 @@ class ModelRunner:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     @torch.inference_mode()
-    def follow(self, batch: Batch, before: Prepared | None = None) -> Prepared:
-        """`run` for a rank that does not sample: the same moves, the same forward pass. `before` is
-        the step in flight, if there is one."""
-        step = self.prepare_step(batch, before)
+    def follow(self, step: Prepared) -> None:
+        """`launch` for a rank that does not sample: the same moves, the same forward pass."""
         with self.current_device():
-            self.move_blocks(batch)
+            self.move_blocks(step.batch)
             if step.inputs is not None:
                 self.forward(step.inputs, step.fill if step.before is not None else None)
                 if step.rows and self.shares_tokens:
                     self._share(step)
         step.before, step.samples = None, []
-        return step
 
     def move_blocks(self, batch: Batch) -> None:
         """What the step does to whole blocks, before it computes."""
@@ -222,7 +231,9 @@ class ModelRunner:
         `late` puts token ids into the ids on the device that `inputs` lacks."""
         size = None if self.graphs is None else self.graphs.size_for(inputs)
         if self.graphs is not None and size is not None:
-            return self.model.lm_head(self.graphs.run(inputs, size, late))  # type: ignore[operator]
+            hidden = self.graphs.run(inputs, size, late)
+            self.num_replays += 1
+            return self.model.lm_head(hidden)  # type: ignore[operator]
         ids, positions, wanted = upload(
             (inputs.input_ids, inputs.positions, inputs.logits_indices), self.device)
         if late is not None:

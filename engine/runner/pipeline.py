@@ -53,17 +53,27 @@ class Pipeline:
         """Never raises for a step that goes wrong: finish() does."""
         flight = InFlight(batch)
         try:
-            if before is not None and before.error is not None:
-                raise before.error  # it lacks the tokens of the one before
             flight.prepared = self.runner.prepare_step(
                 batch, None if before is None else before.prepared)
-            if self._thread is None:
-                self.runner.launch(flight.prepared)
-            else:
-                flight.launched = self._thread.submit(self.runner.launch, flight.prepared)
         except Exception as error:
             flight.error = error
+            return flight
+        if self._thread is None:
+            self._launch(flight, flight.prepared, before)
+        else:
+            flight.launched = self._thread.submit(self._launch, flight, flight.prepared, before)
         return flight
+
+    def _launch(self, flight: InFlight, step: Prepared, before: InFlight | None) -> None:
+        """Nothing stands on a step that failed: the one after it is not executed, on no rank."""
+        if before is not None and before.error is not None:
+            flight.error = before.error
+            return
+        try:
+            self.runner.launch(step)
+            flight.error = step.error
+        except Exception as error:
+            flight.error = error
 
     def finish(self, flight: InFlight) -> tuple[StepOutput, float]:
         """The step's output, and the seconds that only it took: since it started, or since the one

@@ -2,12 +2,18 @@
 
     rank 0                                worker
     schedule() ── turn: the intake ─────> submit, abort, schedule()
-               ── step: its digest ─────> compare
+               ── step: its digest ─────> compare, prepare
+    launch()   ── run ──────────────────> follow()
     forward  <════ activations ═════════> forward
     sample, commit() ── the ids ────────> commit()
 
 Nothing else crosses the wire. A worker has no tokenizer, no log, no clock; what it computes follows
 from the intake and the ids.
+
+Whether a step is executed is decided in one place: a worker executes those that LeadRunner.launch()
+tells it to run, in that order, and no others. If one raises there, the worker says where; rank 0
+answers that it has raised at the same place, or else the engine is lost. So no rank ever takes part
+in an exchange that the others count as another one.
 """
 
 from __future__ import annotations
@@ -22,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NoReturn
 
 from engine.core.batch import Batch, RowFailed
 from engine.core.config import SchedulerConfig
@@ -36,6 +42,13 @@ from engine.runner.device import pick_device
 from engine.runner.model_runner import ModelRunner, Prepared, StepOutput
 
 SECONDS_TO_AGREE = 5.0  # within which all ranks must have failed, if one has
+
+
+def place(step: int, runner: ModelRunner) -> tuple[int, ...]:
+    """How far a rank has come: the step, and the exchanges it has begun since it was made."""
+    wire = runner.shard.wire
+    assert wire is not None
+    return step, wire.num_sums, wire.num_joins, wire.num_shares, runner.num_replays
 
 
 def digest(batch: Batch) -> bytes:
@@ -143,55 +156,67 @@ class LeadRunner:
         return getattr(self.runner, name)
 
     def run(self, batch: Batch) -> StepOutput:
-        """ModelRunner.run. ParallelError if the ranks cannot go on; anything else it raises was
-        raised on all ranks at the same place, and only this step has failed."""
-        with self._guarded(batch):
-            return self.runner.run(batch)
+        """ModelRunner.run. ParallelError if the ranks cannot go on; after anything else it raises
+        all ranks are in step, and only this step has failed."""
+        with self._uninterrupted(batch):
+            step = self.runner.prepare_step(batch)  # here and in read() rank 0 is on its own
+            self.launch(step)
+            return step.read()
 
     def launch(self, step: Prepared) -> None:
-        """ModelRunner.launch, which raises as run() does."""
-        with self._guarded(step.batch):
-            self.runner.launch(step)
+        """ModelRunner.launch, on all ranks; raises as run() does."""
+        hub, batch = self.lead.hub, step.batch
+        with self._uninterrupted(batch):
+            hub.send("run", batch.step)
+            try:
+                self.runner.launch(step)
+            except Exception as error:
+                self._agree(batch, error)
+                raise
 
     @contextmanager
-    def _guarded(self, batch: Batch) -> Iterator[None]:
-        self.lead.hub.check()
+    def _uninterrupted(self, batch: Batch) -> Iterator[None]:
+        """A step cut in half cannot be done again: then the engine is lost."""
         try:
             yield
-        except Exception as error:
-            self._all_failed(batch, error)
+        except Exception:
             raise
         except BaseException:
             self.lead.hub.lose(RankLost(f"rank 0 was interrupted in step {batch.step}"))
             raise
 
-    def _all_failed(self, batch: Batch, error: Exception) -> None:
-        hub, wire = self.lead.hub, self.lead.shard.wire
-        assert wire is not None
-        where = (batch.step, wire.num_sums, wire.num_joins, wire.num_shares)
+    def _agree(self, batch: Batch, error: Exception) -> None:
+        """`error` is only this step's if all ranks raised where rank 0 did, after the same
+        exchanges: tell them so. Else the engine is lost."""
+        hub, where = self.lead.hub, place(batch.step, self.runner)
         others = hub.gather("raised", SECONDS_TO_AGREE)
-        if len(others) == len(hub.peers) and all(other[:4] == where for other in others):
-            return
-        if not hub.wait_lost(0.0):
-            said = {other[4]: other[5] for other in others}
+        if len(others) < len(hub.peers) or any(other[0] != where for other in others):
+            said = {rank: sentence for _, rank, sentence in others}
             states = [f"{peer.name} {said.get(peer.rank, 'did not answer')}" for peer in hub.peers]
             hub.lose(RankLost(f"step {batch.step} failed: rank 0 {_short(error)}; "
                               f"{'; '.join(states)}"))
         hub.check()
+        hub.send("agreed", None)
 
 
 # ------------------------------------------------------------------------ workers
 
 class Worker:
-    """A rank that follows: scheduler and runner, and the batches not yet committed."""
+    """A rank that follows: scheduler and runner, and the steps that are in flight."""
+
+    scheduled: Batch  # the newest step
 
     def __init__(self, follower: Follower, scheduler: Scheduler, runner: ModelRunner):
         self.follower, self.scheduler, self.runner = follower, scheduler, runner
-        self.batches: dict[int, Batch] = {}
-        self.flight: Prepared | None = None  # the last step
+        self.batches: dict[int, Batch] = {}  # scheduled, and neither committed nor failed
+        self.ready: dict[int, Prepared | Exception] = {}  # not run yet; or why one cannot be
+        self.newest: Prepared | Exception | None = None
+        self.verdict: threading.Timer | None = None  # runs while rank 0 has yet to say: here too
+        self.alone = ""  # what we say if it does not
 
     def run(self) -> None:
-        """Do what rank 0 says until it says close."""
+        """Do what rank 0 says until it says close. Under look-ahead "run" and "agreed" come from
+        another thread of it: between any two other messages."""
         while (message := self.follower.receive())[0] != "close":
             getattr(self, "_" + message[0])(message[1])
 
@@ -204,23 +229,58 @@ class Worker:
                 self.scheduler.submit(request)
             else:
                 self.scheduler.abort(*payload)
-        batch = self.scheduler.schedule()
-        step, theirs, words = self.follower.expect("step")
+        self.scheduled = self.scheduler.schedule()
+
+    def _step(self, content: tuple) -> None:
+        step, theirs, words = content
+        batch = self.scheduled
         if (step, theirs) != (batch.step, digest(batch)):
             rank = self.follower.rank
-            self.follower.send("disagrees", f"the ranks disagree in step {step}: rank 0 scheduled "
-                               f"{words}, rank {rank} {summary(batch)} in its step {batch.step}")
-            threading.Event().wait()  # rank 0 ends us
-        self.batches[batch.step] = batch
-        ahead = self.runner.shares_tokens
-        before, self.flight = self.flight, Prepared(batch)  # stays so if it fails: nothing drawn
+            self._give_up("disagrees", f"the ranks disagree in step {step}: rank 0 scheduled "
+                          f"{words}, rank {rank} {summary(batch)} in its step {batch.step}")
+        self.batches[step] = batch
+        self.newest = self.ready[step] = self._prepare(batch)
+
+    def _prepare(self, batch: Batch) -> Prepared | Exception:
+        """The step while its requests are as they were scheduled, or why it cannot be run. It may
+        be that nobody will run it: rank 0 says so, or not."""
+        before = self.newest if batch.step - 1 in self.batches else None
         try:
-            self.flight = self.runner.follow(batch, before if ahead else None)
-        except Exception as error:  # rank 0 decides whether all failed alike
-            wire = self.runner.shard.wire
-            assert wire is not None
-            self.follower.send("raised", (batch.step, wire.num_sums, wire.num_joins,
-                                          wire.num_shares, self.follower.rank, _short(error)))
+            return self.runner.prepare_step(batch, before if isinstance(before, Prepared) else None)
+        except Exception as error:
+            return error
+
+    def _run(self, step: int) -> None:
+        if self.verdict is not None:
+            self._give_up("failed", self.alone)
+        ready = self.ready.pop(step)
+        try:
+            if isinstance(ready, Exception):
+                raise ready
+            self.runner.follow(ready)
+        except Exception as error:
+            self._raised(step, error)
+
+    def _raised(self, step: int, error: Exception) -> None:
+        """Rank 0 decides whether all have failed alike. If it has not failed, it may wait for us in
+        an exchange, and we are the ones to say that we shall not come."""
+        sentence = _short(error)
+        self.follower.send("raised", (place(step, self.runner), self.follower.rank, sentence))
+        self.alone = f"{sentence}, in step {step}, where rank 0 went on"
+        self.verdict = threading.Timer(2 * SECONDS_TO_AGREE, self.follower.send,
+                                       ("failed", self.alone))
+        self.verdict.daemon = True
+        self.verdict.start()
+
+    def _agreed(self, _: None) -> None:
+        assert self.verdict is not None
+        self.verdict.cancel()
+        self.verdict = None
+
+    def _give_up(self, kind: str, sentence: str) -> NoReturn:
+        self.follower.send(kind, sentence)
+        while True:
+            threading.Event().wait()  # rank 0 ends us
 
     def _commit(self, content: tuple) -> None:
         step, tokens, stopped = content
@@ -228,10 +288,15 @@ class Worker:
 
     def _fail(self, content: tuple) -> None:
         step, reason = content
-        self.scheduler.fail(self.batches.pop(step), reason)
+        self.scheduler.fail(self._never_was(step), reason)
 
     def _undo(self, step: int) -> None:
-        self.scheduler.undo(self.batches.pop(step))
+        self.scheduler.undo(self._never_was(step))
+
+    def _never_was(self, step: int) -> Batch:
+        """The batch of a step that failed or is undone, and may not have been run."""
+        self.ready.pop(step, None)
+        return self.batches.pop(step)
 
     def _reset(self, _: None) -> None:
         self.scheduler.reset_prefix_cache()

@@ -224,14 +224,15 @@ def test_a_newcomer_in_the_step_after_a_failed_one_goes_on(monkeypatch):
             steps.append([request.id for request in batch.requests])
             if len(steps) == 4:  # scheduled, not started yet: who comes now is in the next step
                 sessions.append(llm.engine.submit(Request("late", [9, 8, 7, 6, 5], GREEDY)))
+                doomed.append(batch.step)
             return prepare(batch, before)
 
         def broken(step):
-            if step.batch.requests and len(failed) == 0 and len(steps) >= 4:
+            if step.batch.step in doomed:
                 failed.append([request.id for request in step.batch.requests])
                 raise MemoryError("no memory for 3 GiB")
             return launch(step)
-        failed: list[list[str]] = []
+        failed, doomed = [], []
         monkeypatch.setattr(runner, "prepare_step", prepare_step)
         monkeypatch.setattr(runner, "launch", broken)
         (early,) = llm.generate([[5, 6]], GREEDY)

@@ -24,10 +24,10 @@ from engine.core.events import EventLog
 from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.hub import RankLost, RanksDisagree
-from engine.layers.shard import ALONE, Collectives, Shard
+from engine.layers.shard import Collectives, Shard
 from engine.models.config import read_model_config
 from engine.runner import ranks
-from engine.runner.model_runner import load_model
+from engine.runner.model_runner import Prepared, load_model
 from tests.runner.tiny_models import SHAPE, make_batch, make_request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -304,7 +304,10 @@ class DeafHub:
     peers = [type("Peer", (), {"rank": 1, "name": "rank 1 of 2"})]
 
     def __init__(self, *heard):
-        self.heard, self.lost = list(heard), None
+        self.heard, self.lost, self.sent = list(heard), None, []
+
+    def send(self, *message):
+        self.sent.append(message)
 
     def check(self):
         if self.lost is not None:
@@ -322,14 +325,15 @@ class DeafHub:
 
 def failing_runner(*heard):
     class Broken:
-        shard = ALONE
+        shard, num_replays = Shard(0, 2, Collectives(None)), 0
 
-        def run(self, batch):
+        def prepare_step(self, batch):
+            return Prepared(batch)
+
+        def launch(self, step):
             raise ValueError("boom")
 
-    lead = type("Lead", (), {"hub": DeafHub(*heard),
-                             "shard": Shard(0, 2, Collectives(None))})()
-    return ranks.LeadRunner(Broken(), lead)
+    return ranks.LeadRunner(Broken(), type("Lead", (), {"hub": DeafHub(*heard)})())
 
 
 def test_a_worker_undoes_the_step_on_top_of_a_failed_one_as_rank_0_does():
@@ -361,13 +365,16 @@ def test_a_worker_undoes_the_step_on_top_of_a_failed_one_as_rank_0_does():
 
 
 def test_a_step_that_fails_on_all_ranks_alike_is_only_a_failed_step():
+    runner = failing_runner(((7, 0, 0, 0, 0), 1, "boom"))
     with pytest.raises(ValueError, match="boom"):
-        failing_runner((7, 0, 0, 0, 1, "boom")).run(Batch(7))
+        runner.run(Batch(7))
+    assert runner.lead.hub.sent == [("run", 7), ("agreed", None)]
 
 
 @pytest.mark.parametrize("heard, named", [
     ([], "step 7 failed: rank 0 ValueError: boom; rank 1 of 2 did not answer"),
-    ([(7, 3, 0, 0, 1, "out of memory")], "rank 1 of 2 out of memory")])
+    ([((7, 3, 0, 0, 0), 1, "out of memory")], "rank 1 of 2 out of memory"),
+    ([((7, 0, 0, 0, 1), 1, "out of memory")], "rank 1 of 2 out of memory")])
 def test_a_step_that_fails_on_one_rank_or_elsewhere_ends_the_engine(heard, named):
     with pytest.raises(RankLost, match=named):
         failing_runner(*heard).run(Batch(7))
