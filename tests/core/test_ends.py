@@ -232,11 +232,13 @@ def test_an_aborted_requests_content_stays_findable():
 # --------------------------------------------------------------------------- a row fails
 
 def test_a_row_that_fails_ends_alone_with_its_reason():
-    one = scheduler()
+    recorder = Recorder()
+    one = scheduler(emit=recorder)
     a, b = request("a", [1] * 5, 2), request("b", [2] * 5, 2)
     submit(one, a, b)
     batch = one.schedule()
     assert one.commit(batch, [RowFailed("NaN in the logits"), 5]) == [a]
+    assert events(recorder, "token") == [{"e": "token", "step": 0, "tokens": [None, 5]}]
     assert (a.finish_reason, a.error, a.output_tokens) == ("error", "NaN in the logits", [])
     assert rows(step(one)) == [("b", 5, 1)] and b.output_tokens == [5, 7]
 
@@ -277,7 +279,8 @@ def test_results_that_do_not_match_the_rows_are_refused_and_change_nothing():
     with pytest.raises(ValueError, match=r"a partial chunk samples nothing: rows \[1\]"):
         one.commit(batch, [5, 5])
     assert one.commit(batch, [5, None]) == []
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="cannot be settled now: the oldest step in flight is 1"):
+        one.schedule()
         one.commit(batch, [5, None])
 
 
@@ -294,6 +297,21 @@ def test_a_failed_step_ends_its_requests_and_nobody_else():
     assert c.status is RequestStatus.WAITING
     assert run(one)[0] == [("c", 0, 5)]
     assert c.finish_reason == "length"
+
+
+def test_a_request_whose_chunk_failed_has_what_it_had_before_that_step():
+    """Five tokens in chunks of two: the second one fails, and nothing of it was computed."""
+    recorder = Recorder()
+    one = scheduler(max_num_batched_tokens=2, emit=recorder)
+    mine = request("a", [1] * 5, 3)
+    submit(one, mine)
+    step(one)
+    batch = one.schedule()
+    one.fail(batch, "boom")
+    assert (mine.num_computed, mine.num_tokens, mine.num_output) == (2, 5, 0)
+    assert events(recorder, "finish")[0]["outputs"] == 0
+    with pytest.raises(ValueError, match="the oldest step in flight is none"):
+        one.fail(batch, "boom")
 
 
 def test_a_failed_step_withdraws_the_hashes_it_published_shared_ones_too():

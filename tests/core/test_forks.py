@@ -50,6 +50,9 @@ def test_a_fork_is_told_with_its_tokens_and_source():
     assert events(recorder, "share") == [
         {"e": "share", "request": "c0", "blocks": [0], "tokens": 5, "source": "fork"}]
     assert events(recorder, "copy") == [{"e": "copy", "request": "c0", "from": 1, "to": 2}]
+    assert [(event["request"], event["verdict"], event["reason"])
+            for event in events(recorder, "consider")] == [
+        ("p", "admitted", "ok"), ("c0", "admitted", "ok")]
 
 
 def test_the_partial_tail_is_copied_and_whole_blocks_are_shared():
