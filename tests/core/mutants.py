@@ -45,7 +45,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("block_manager.BlockManager.publish", "full > request.num_published -> GtE"): NOTHING,
     ("block_manager.BlockManager.publish", "-> without full > request.num_published"): NOTHING,
     ("block_manager.BlockManager.free", "if content -> if True"): NOTHING,
-    ("block_manager.BlockManager.find_hit", "len(keys) <= len(hit) -> "): NEVER,
+    ("block_manager.BlockManager.find_hit", "len(hit) < longest -> LtE"): NOTHING,
+    ("block_manager.BlockManager.grow_each", "if self._emit is not None -> if True"): SHORTCUT,
     ("block_manager.BlockManager.find_hit", "break -> continue"): NEVER,
     ("errors.LogError.__init__", "super().__init__(message, line) -> pass"):
         "BaseException.__new__ keeps the arguments already",

@@ -52,3 +52,12 @@ def test_before_its_place_in_line_a_request_has_given_keys_only():
     one.seq, one.num_tokens = 3, 20
     assert extend_keys(one, 5, 4)[:2] == ["a", "b"]
     assert one.keys[2:] == [-(4 << 32) + 2, -(4 << 32) + 3, -(4 << 32) + 4]  # nobody else's
+
+
+def test_a_router_finds_the_hit_of_a_request_with_fewer_keys_than_blocks():
+    one = Scheduler(SchedulerConfig(num_blocks=9, block_size=4, max_model_len=36))
+    one.submit(Request("first", 11, SamplingParams(max_tokens=1), keys=["a"]))
+    batch = one.schedule()
+    one.commit(batch, [7])
+    other = Request("other", 11, SamplingParams(), keys=["a"])
+    assert len(one.manager.find_hit(other)) == 1 and other.keys == ["a"]
