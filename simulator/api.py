@@ -15,7 +15,7 @@ from engine.core.errors import ConfigError
 from engine.core.events import EventLog
 from engine.core.scheduler import Scheduler
 from engine.loop import EngineLoop
-from simulator.bounds import Bounds, Divergence, find_divergence
+from simulator.bounds import Bounds, Divergence, check_engines, find_divergence
 from simulator.cost import CostModel, Roofline
 from simulator.disagg import Split, SplitWorld, Transfers
 from simulator.errors import WorkloadError
@@ -123,6 +123,7 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     price = cost or Roofline(spec, device, tp=tp, block_size=config.block_size, graphs=graphs)
     header = run_header("simulated", config, spec, device, seed, workload.name, tp, graphs)
     replicas = split.replicas if split else replicas
+    check_engines(replicas)
     paths = [] if log is None else [_replica_path(Path(log), number, replicas)
                                     for number in range(replicas)]
     make_loop, logs = _loops(config, header, paths, keep_events, parts or {})

@@ -15,6 +15,7 @@ from simulator.timings import COMPLETED, FAILED, NEVER, REJECTED, Timings
 
 LEAST_WAITING = 20  # fewer requests in line are chance, not divergence
 LEAST_SHARE = 0.05  # of all that arrived
+MOST_ENGINES = 2_000  # each has pools of its own: about 1 MB and 2 ms on an 80 GB device
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,14 @@ class Bounds:
         for name, value in (("queue", self.max_queue), ("simulated time", self.max_seconds)):
             if value is not None and not value > 0:
                 raise WorkloadError(f"the bound on the {name} is {value:g}, must be above 0")
+
+
+def check_engines(number: int) -> None:
+    """WorkloadError for more engines than one machine can simulate in reasonable time."""
+    if number > MOST_ENGINES:
+        raise WorkloadError(f"{number:,} replicas are more than the {MOST_ENGINES:,} that can be "
+                            f"simulated, each with a KV pool of its own: simulate a part of them "
+                            f"with the same part of the requests a second")
 
 
 class Stopped(Exception):

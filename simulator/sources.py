@@ -24,7 +24,6 @@ NEVER_READ: tuple[Beside, ...] = (
     ("enforce_eager", "cost", "the machine file tells what a step takes"),
     ("gpu_memory_utilization", "num_blocks", "the blocks are counted already"))
 SOURCES = {"trace": "--trace", "poisson": "--poisson", "users": "--users", "chats": "--chats"}
-MOST_ENGINES = 2_000  # each has pools of its own: about 1 MB and 2 ms on an 80 GB device
 
 
 def check_used(given: Collection[str], sources: Mapping[str, str] = SOURCES,
@@ -47,14 +46,6 @@ def check_used(given: Collection[str], sources: Mapping[str, str] = SOURCES,
         if option in given and other in given:
             raise WorkloadError(f"{spelled(option)} does nothing beside {spelled(other)}, because "
                                 f"{why}: leave one of the two out")
-
-
-def check_engines(number: int) -> None:
-    """WorkloadError for more engines than one machine can simulate in reasonable time."""
-    if number > MOST_ENGINES:
-        raise WorkloadError(f"{number:,} replicas are more than the {MOST_ENGINES:,} that can be "
-                            f"simulated, each with a KV pool of its own: simulate a part of them "
-                            f"with the same part of the requests a second")
 
 
 def make_workload(*, trace: str | Path | None = None, rate: float | None = None,

@@ -224,8 +224,8 @@ def _event(line: str, expected: int) -> dict[str, Any]:
         event, end = _decode(line)  # half the time of json.loads
     except DAMAGE as error:
         raise _NotAnEvent from error
-    if (not isinstance(event, dict) or event.get("e") not in KINDS or event.get("n") != expected
-            or line[end:].strip()):
+    if (not isinstance(event, dict) or not isinstance(event.get("e"), str)
+            or event["e"] not in KINDS or event.get("n") != expected or line[end:].strip()):
         raise _NotAnEvent
     return event
 

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from engine.core.errors import TandemError
+from simulator.bounds import check_engines
 from simulator.capacity import (
     Capacity,
     Offer,
@@ -31,7 +32,7 @@ from simulator.commands.common import (
 )
 from simulator.errors import WorkloadError
 from simulator.scenario import engines_of
-from simulator.sources import NEVER_READ, check_engines, check_used
+from simulator.sources import NEVER_READ, check_used
 from simulator.workload import Workload
 
 Slo = Annotated[str, typer.Option("--slo", help="seconds: ttft_p99=0.5,tpot_p99=0.05")]

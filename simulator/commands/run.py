@@ -9,7 +9,7 @@ import typer
 
 from engine.core.events import read_log
 from simulator.api import Simulation, _replica_path, simulate
-from simulator.bounds import Bounds
+from simulator.bounds import Bounds, check_engines
 from simulator.commands import options as opt
 from simulator.commands.common import (
     check_places,
@@ -28,7 +28,6 @@ from simulator.html import run_report
 from simulator.modelspec import load_model
 from simulator.report import latency_table, summary_lines, transfer_line
 from simulator.sources import (
-    check_engines,
     check_used,
     make_workload,
     parse_failures,

@@ -6,9 +6,10 @@ import pytest
 from typer.testing import CliRunner
 
 from simulator.__main__ import app
+from simulator.bounds import MOST_ENGINES
 from simulator.errors import WorkloadError
 from simulator.scenario import KNOWN, WORKLOAD
-from simulator.sources import GOES_WITH, MOST_ENGINES, NEVER_READ, SOURCES, check_used
+from simulator.sources import GOES_WITH, NEVER_READ, SOURCES, check_used
 
 POISSON = ("run", "--poisson", 2)
 CAPACITY = ("capacity", "--slo", "ttft_p99=1")
