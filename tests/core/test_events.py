@@ -326,7 +326,8 @@ def test_a_gzipped_log_with_a_flipped_byte_loads_a_prefix_or_is_refused(good, tm
     assert damaged > len(packed) // 13 - 10
 
 
-BAD_LINES = [b'{"n": 3, "t": 0, "e": []}', b"{", b"[]", b"null", b"3", b'"text"', b"{}", b'{"n":5}', b'{"e":"free","n":99,"t":0}',
+BAD_LINES = [b'{"n": 5, "t": 0, "e": []}',
+             b"{", b"[]", b"null", b"3", b'"text"', b"{}", b'{"n":5}', b'{"e":"free","n":99,"t":0}',
              b'{"e":"unheard","n":5,"t":0}', b"\xff\xfe",
              b'{"n":5,"t":0,"e":"time","step":0,"seconds":0} and more', b'{"n":5,"e":"time"}{}',
              pytest.param(b"[" * 100_000, id="deep"), pytest.param(b"1" * 5000, id="long number")]
