@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from threading import RLock, get_ident
+from threading import RLock, current_thread, get_ident
 from time import perf_counter
 from typing import Any
 
@@ -25,14 +26,17 @@ from engine.runner.ranks import LeadRunner
 from engine.runner.session import Session
 from engine.runner.tokenizer import TextTokenizer
 
+INSIDE = ("this thread is inside a step of this engine: run requests after it, not from a callback "
+          "or a finalizer")
+
 
 class Engine:
     """Drives the loop with an executor and a wall clock; with a pipeline, one step ahead.
 
     `submit`, `abort` and `close` may be called from any thread, and so may `step`: one thread steps
     at a time. A session's deltas go to its inbox, so several consumers can share one engine. A
-    dropped stream may be finalized at any moment, in the middle of a step too: then `close` leaves
-    the rest to that step.
+    dropped stream may be finalized at any moment, in the middle of a step too, and by a thread that
+    a step waits for: then `close` leaves the rest to that step, or to the next.
     """
 
     def __init__(self, scheduler: Scheduler, runner: ModelRunner | LeadRunner,
@@ -52,7 +56,7 @@ class Engine:
         self.lost: ParallelError | None = None  # why no step can be done any more
         self._lock = RLock()
         self._stepper: int | None = None  # the thread that is inside step()
-        self._dropped: list[Request] = []  # sessions closed inside a step: their requests
+        self._dropped: deque[Request] = deque()  # of sessions closed where nobody may step
         self._wheel: Any = None  # the loop's generator, while something is unfinished
         self._batch: Batch | None = None  # scheduled, not yet computed
         self._flight: InFlight | None = None  # the last step that was started
@@ -99,7 +103,7 @@ class Engine:
         try:
             if not session.done and not self.closed and self.lost is None:
                 self.abort(session.request.id)
-                if self._stepper == get_ident():
+                if self._stepper == get_ident() or in_own_thread():
                     self._dropped.append(session.request)
                 else:
                     while not session.done and not self.closed and self.step():
@@ -142,13 +146,14 @@ class Engine:
         was shut down, or if this thread is in a step already: a callback or a finalizer may not
         run requests.
         """
+        if in_own_thread():
+            raise RequestError(INSIDE)
         with self._lock, interrupts_held():
             if self.closed:
                 raise RequestError("this engine is closed, and what was unfinished with it: make a "
                                    "new one")
             if self._stepper is not None:
-                raise RequestError("this thread is inside a step of this engine: run requests "
-                                   "after it, not from a callback or a finalizer")
+                raise RequestError(INSIDE)
             self._check_ranks()
             self._stepper = get_ident()
             try:
@@ -179,7 +184,8 @@ class Engine:
 
     def _some_dropped(self) -> bool:
         """True while a request of a session closed inside this step is there."""
-        self._dropped = [request for request in self._dropped if not request.finished]
+        while self._dropped and self._dropped[0].finished:
+            self._dropped.popleft()
         return bool(self._dropped)
 
     def _turn(self, batch: Batch) -> None:
@@ -259,6 +265,12 @@ class Engine:
         session = self.sessions.get(request.id)
         if session is not None:
             session.finish(self.clock())
+
+
+def in_own_thread() -> bool:
+    """True in a thread that steps wait for (a pipeline's, a hub's), into which only the garbage
+    collector brings code of others: it may not wait for a step."""
+    return current_thread().name.startswith("tandem-")
 
 
 def _failed(error: Exception, seconds: float) -> StepResult:

@@ -33,6 +33,14 @@ def make():
         llm.close()
 
 
+@pytest.fixture(autouse=True)
+def collected_only_when_asked():
+    """Else a stream may be found sooner than the test wants."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 class Client:
     """Holds a stream, and itself: only the collector gets rid of it."""
 
@@ -74,6 +82,48 @@ def test_a_stream_collected_inside_a_step_hurts_nobody(make, overlap, at):
     assert not llm.engine.scheduler.has_unfinished()
     assert not llm.engine.scheduler.manager.pool.used
     assert llm.generate("Once upon a time", SHORT)[0].text == alone.text
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, 11])
+def test_a_stream_collected_by_the_thread_that_computes_waits_for_nobody(make, at):
+    """A step waits for that thread, so it must not wait for the step."""
+    llm = make(overlap=True)
+    alone = llm.generate("Once upon a time", SHORT)[0]
+    client = Client(llm)
+    next(client.stream)
+    request = next(iter(llm.engine.sessions.values())).request
+    launch, where = llm.engine.runner.launch, []
+
+    def collecting(step):
+        where.append(threading.current_thread().name)
+        if len(where) == at:
+            gc.collect()
+        launch(step)
+    llm.engine.runner.launch = collecting
+    del client
+    beside = llm.generate("Once upon a time", SHORT)[0]
+    assert where[0].startswith("tandem-")
+    assert (beside.text, beside["token_ids"]) == (alone.text, alone["token_ids"])
+    assert request.finish_reason == "abort" and not llm.engine.sessions
+    assert not llm.engine.scheduler.has_unfinished()
+    assert not llm.engine.scheduler.manager.pool.used
+
+
+def test_a_finalizer_in_the_thread_that_computes_may_not_run_requests(make):
+    llm, told = make(overlap=True), []
+    launch = llm.engine.runner.launch
+
+    def running(step):
+        try:
+            llm.generate("Once", SHORT)
+        except RequestError as error:
+            told.append(str(error))
+        launch(step)
+    llm.engine.runner.launch = running
+    llm.engine.submit(Request("r", [1, 2, 3], SHORT))
+    while llm.engine.step() and not told:
+        pass
+    assert "inside a step of this engine" in told[0]
 
 
 @overlap
