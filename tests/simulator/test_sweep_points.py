@@ -59,13 +59,16 @@ def swept(path, *words):
     ("seed = [1, [1, 2]]", "seed = [1, 2] must be a whole number")])
 def test_a_value_of_a_wrong_type_is_a_row_with_a_sentence_and_the_others_go_on(
         tmp_path, grid, sentence):
-    path = tmp_path / "plan.toml"
-    base = "".join(line + "\n" for line in (*BASE.splitlines(), "poisson = 10")
-                   if line.split(" =")[0] != grid.split(" =")[0])
+    path, name = tmp_path / "plan.toml", grid.split(" =")[0]
+    (tmp_path / "t.csv").write_text("at,prompt,output\n0,9,2\n1,9,2\n")
+    lines = ([*BASE.splitlines(), "poisson = 10"] if name != "skip_bad_rows"
+             else [line for line in BASE.splitlines() if "_len" not in line]
+             + [f'trace = "{tmp_path / "t.csv"}"'])  # what goes with it
+    base = "".join(line + "\n" for line in lines if line.split(" =")[0] != name)
     path.write_text(f"{base}[grid]\n{grid}\n")
     rows, said = swept(path)
     assert [row["error"] is None for row in rows] == [True, False]
-    assert sentence in rows[1]["error"] and f"no result for {grid.split(' =')[0]} = " in said
+    assert sentence in rows[1]["error"] and f"no result for {name} = " in said
 
 
 def test_every_name_of_a_plan_has_a_type():
