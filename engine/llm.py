@@ -191,11 +191,7 @@ class LLM:
     def _close(self, sessions: list[Session]) -> None:
         if self.engine.closed:
             return  # it took all of them with it
-        for session in sessions:
-            if not session.done:
-                self.engine.abort(session.request.id)
-        for session in sessions:
-            self.engine.close(session)
+        self.engine.close(*sessions)
 
 
 def _progress(sessions: list[Session]) -> Iterable[Session]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import RLock, current_thread, get_ident
 from time import perf_counter
@@ -55,8 +55,9 @@ class Engine:
         self.closed = False
         self.lost: ParallelError | None = None  # why no step can be done any more
         self._lock = RLock()
-        self._stepper: int | None = None  # the thread that is inside step()
-        self._dropped: deque[Request] = deque()  # of sessions closed where nobody may step
+        self._threads: set[int] = set()  # those inside a call of this engine
+        self._dropped: deque[Request] = deque()  # of sessions closed there, not aborted yet
+        self._ending: list[Request] = []  # aborted for them
         self._wheel: Any = None  # the loop's generator, while something is unfinished
         self._batch: Batch | None = None  # scheduled, not yet computed
         self._flight: InFlight | None = None  # the last step that was started
@@ -74,6 +75,10 @@ class Engine:
         if self.closed:
             raise RequestError(f"request {request.id}: this engine is closed; make a new one")
         self._check_ranks()
+        with self._inside():
+            return self._submit(request, owner, index)
+
+    def _submit(self, request: Request, owner: str, index: int) -> Session:
         try:
             self._check(request)
         except RequestError as error:
@@ -95,22 +100,48 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step, wherever it is; unknown ids are ignored."""
-        self.loop.abort(request_id)
+        with self._inside():
+            self.loop.abort(request_id)
 
-    def close(self, session: Session) -> None:
-        """Forget a session; its request, if it still runs, is aborted and gives back its blocks,
-        unless the engine is closed or lost, and all requests with it."""
+    def close(self, *sessions: Session) -> None:
+        """Forget sessions; their requests, if they still run, are aborted and give back their
+        blocks, unless the engine is closed or lost, and all requests with it."""
+        running = [session for session in sessions if not session.done]
         try:
-            if not session.done and not self.closed and self.lost is None:
-                self.abort(session.request.id)
-                if self._stepper == get_ident() or in_own_thread():
-                    self._dropped.append(session.request)
-                else:
-                    while not session.done and not self.closed and self.step():
-                        pass
+            if running and not self.closed and self.lost is None:
+                self._end(running)
         finally:
-            if self.sessions.get(session.request.id) is session:  # the name may be another's by now
-                del self.sessions[session.request.id]
+            for session in sessions:
+                name = session.request.id
+                if self.sessions.get(name) is session:  # the name may be another's by now
+                    del self.sessions[name]
+
+    def _end(self, running: list[Session]) -> None:
+        if self._is_inside():  # the collector came here: nothing may be waited for, no lock either
+            self._dropped.extend(session.request for session in running)
+            return
+        for session in running:
+            self.abort(session.request.id)
+        while not all(session.done for session in running) and not self.closed and self.step():
+            pass
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Marks this thread: it may hold what a step needs, or be a step."""
+        here = get_ident()
+        if here in self._threads:
+            yield
+            return
+        self._threads.add(here)
+        try:
+            yield
+        finally:
+            self._threads.discard(here)
+
+    def _is_inside(self) -> bool:
+        """True where only a callback, or a finalizer that the garbage collector runs at any moment,
+        can ask: in the middle of a call of this engine, or in a thread that steps wait for."""
+        return get_ident() in self._threads or current_thread().name.startswith("tandem-")
 
     def shut_down(self) -> None:
         """Finish the log and end the other ranks, after the step in hand. Safe to call twice."""
@@ -146,29 +177,25 @@ class Engine:
         was shut down, or if this thread is in a step already: a callback or a finalizer may not
         run requests.
         """
-        if in_own_thread():
+        if self._is_inside():
             raise RequestError(INSIDE)
-        with self._lock, interrupts_held():
+        with self._lock, interrupts_held(), self._inside():
             if self.closed:
                 raise RequestError("this engine is closed, and what was unfinished with it: make a "
                                    "new one")
-            if self._stepper is not None:
-                raise RequestError(INSIDE)
             self._check_ranks()
-            self._stepper = get_ident()
             try:
                 return self._step()
             except ParallelError as error:
                 self.lost = error  # steps are in flight that nobody will ever settle
                 raise
-            finally:
-                self._stepper = None
 
     def _check_ranks(self) -> None:
         if self.lost is not None:
             raise type(self.lost)(f"this engine is lost, make a new one: {self.lost}")
 
     def _step(self) -> bool:
+        self._abort_dropped()
         if self._batch is None:
             self._wheel = self.loop.steps(self.clock, ahead=self.pipeline is not None)
             self._batch = next(self._wheel, None)
@@ -182,11 +209,18 @@ class Engine:
             self._turn(self._batch)
         return True
 
+    def _abort_dropped(self) -> None:
+        """Do what sessions that were closed inside a call left to be done."""
+        while self._dropped:
+            request = self._dropped.popleft()
+            self.loop.abort(request.id)
+            self._ending.append(request)
+
     def _some_dropped(self) -> bool:
-        """True while a request of a session closed inside this step is there."""
-        while self._dropped and self._dropped[0].finished:
-            self._dropped.popleft()
-        return bool(self._dropped)
+        """True while a request of such a session is there."""
+        self._abort_dropped()
+        self._ending = [request for request in self._ending if not request.finished]
+        return bool(self._ending)
 
     def _turn(self, batch: Batch) -> None:
         """Execute `batch`, or with a pipeline start it; tell the loop, which schedules the next."""
@@ -265,12 +299,6 @@ class Engine:
         session = self.sessions.get(request.id)
         if session is not None:
             session.finish(self.clock())
-
-
-def in_own_thread() -> bool:
-    """True in a thread that steps wait for (a pipeline's, a hub's), into which only the garbage
-    collector brings code of others: it may not wait for a step."""
-    return current_thread().name.startswith("tandem-")
 
 
 def _failed(error: Exception, seconds: float) -> StepResult:
