@@ -109,6 +109,32 @@ def test_a_stream_collected_by_the_thread_that_computes_waits_for_nobody(make, a
     assert not llm.engine.scheduler.manager.pool.used
 
 
+@overlap
+def test_a_stream_collected_while_a_request_is_submitted_waits_for_no_step(make, overlap):
+    """Whoever submits may hold what the step needs that another thread is in."""
+    engine = (llm := make(overlap=overlap)).engine
+    client = Client(llm)
+    next(client.stream)
+    request = next(iter(engine.sessions.values())).request
+    submit = engine.scheduler.submit
+
+    def collecting(one):
+        gc.collect()
+        submit(one)
+    engine.scheduler.submit = collecting
+    del client
+    other = threading.Thread(target=engine.submit, args=(Request("new", [1, 2, 3], SHORT),),
+                             daemon=True)
+    with engine._lock:  # a step that is under way
+        other.start()
+        other.join(20)
+        assert not other.is_alive()
+    while engine.step():
+        pass
+    assert request.finish_reason == "abort" and list(engine.sessions) == ["new"]
+    assert not engine.scheduler.manager.pool.used
+
+
 def test_a_finalizer_in_the_thread_that_computes_may_not_run_requests(make):
     llm, told = make(overlap=True), []
     launch = llm.engine.runner.launch
