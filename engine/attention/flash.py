@@ -117,6 +117,7 @@ class FlashPaged:
 
     @property
     def why_no_graphs(self) -> str | None:
+        """What keeps its decode steps out of CUDA graphs; None: nothing does."""
         waits = self.store is store_by_index
         return "storing K and V by index waits for the device: install triton" if waits else None
 
