@@ -2,12 +2,13 @@
 
 Real CPU runs of the engine, arrivals by a wall clock. A machine is calibrated on six of them; six
 others (other rates, lengths, chunk sizes, policies) are predicted, and one workload under four
-policies is ranked by both. A machine changes its speed from minute to minute, so what is measured
-is the median of three rounds, and each round has a third of the calibration runs. Steps, each a
-command of about five minutes, to be given an otherwise idle machine:
+policies is ranked by both. A machine changes its speed from minute to minute, so all of them run
+in each of three rounds, taking turns: what is measured is the median of the rounds, and the fit
+has met the machine at the speeds of all three. Steps, each a command of about seven minutes, to
+be given an otherwise idle machine:
 
     capacity            how many requests a second this machine serves, from which rates follow
-    first, second, third    record a round: two calibration runs, six predicted, four policies
+    first, second, third    record a round: six calibration runs, six predicted, four policies
     report              fits, predicts, prints the tables, writes fidelity.json and machine.toml
     all                 one after the other
 
@@ -20,6 +21,7 @@ import argparse
 import json
 import threading
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,8 +63,8 @@ PREDICT = [
 ]
 RANKED = [Plan(f"r-{name}", 0.7, "64:384", "16:96", {"batching": name})
           for name in ("mixed", "prefill_first", "static", "reserve")]
-ROUNDS = {name: [*CALIBRATE[number::3], *PREDICT, *RANKED]
-          for number, name in enumerate(("first", "second", "third"))}
+ROUNDS = ("first", "second", "third")
+TURNS = [plan for turn in zip_longest(CALIBRATE, PREDICT, RANKED) for plan in turn if plan]
 
 
 def seed_of(plan: Plan) -> int:
@@ -125,8 +127,8 @@ def measure_capacity(model: str, folder: Path, count: int = 40) -> None:
 def record(name: str, folder: Path, seconds: float) -> None:
     """Make the runs of a round that are not recorded yet."""
     known = json.loads((folder / "capacity.json").read_text())
-    number = list(ROUNDS).index(name) + 1
-    missing = [(plan, path) for plan in ROUNDS[name]
+    number = ROUNDS.index(name) + 1
+    missing = [(plan, path) for plan in TURNS
                if not (path := folder / f"{plan.name}.{number}.jsonl").exists()]
     if missing:
         warm_up(known["model"])

@@ -103,13 +103,14 @@ def _summary(names: Sequence[str], results: dict[str, Result]) -> str:
 
 
 def _left_out(runs: Sequence[Any]) -> list[str]:
-    """Each calibration run predicted step by step by a fit to the five others."""
+    """Each calibration plan's runs predicted step by step by a fit to those of the five others."""
     found = []
-    for number, run in enumerate(runs):
-        others = [*runs[:number], *runs[number + 1:], run]
-        held = calibrate(others, "", REFERENCE, hold_out=1 / len(runs)).held_out
+    for name in dict.fromkeys(run.name for run in runs):
+        mine = [run for run in runs if run.name == name]
+        others = [run for run in runs if run.name != name]
+        held = calibrate([*others, *mine], "", REFERENCE, hold_out=len(mine) / len(runs)).held_out
         assert held is not None
-        found.append(f"{run.name} {held.mape:.1%} ({held.bias:+.1%})")
+        found.append(f"{name} {held.mape:.1%} ({held.bias:+.1%})")
     return ["Each of them left out, its steps predicted by a fit to the others, mean error of a "
             "step (of the total time): " + ", ".join(found) + "."]
 
