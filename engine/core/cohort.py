@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from engine.core.block_manager import BlockManager
-from engine.core.request import NO_COHORT, CountedRequest, Request, StepClock
+from engine.core.request import NO_COHORT, Request, StepClock
 
 if TYPE_CHECKING:
     from engine.core.phases import Step
@@ -33,13 +33,13 @@ class Cohort(StepClock):
 
     def __init__(self, manager: BlockManager):
         super().__init__()
-        self.rows: list[CountedRequest] = []
+        self.rows: list[Request] = []
         self._manager = manager
         self._starts: list[int] = []  # num_computed of each row, in steps that are settled
         # What is due at which reading of the clock: rows that need a block, and a heap of
         # (reading, number, row) that reach their limit, or would have had they not left.
-        self._grows: dict[int, list[CountedRequest]] = {}
-        self._ends: list[tuple[int, int, CountedRequest]] = []
+        self._grows: dict[int, list[Request]] = {}
+        self._ends: list[tuple[int, int, Request]] = []
         self._number = 0  # of the latest to join: numbers grow in the order of the rows
 
     @property
@@ -52,13 +52,13 @@ class Cohort(StepClock):
         """Take in the running requests that follow its rows, up to the first that cannot join:
         it has token ids or stop ids, or does something else than to decode. At rest only."""
         for request in running[len(self.rows):]:
-            if not isinstance(request, CountedRequest) or request.stop_ids or \
+            if request.tokens is not None or request.stop_ids or \
                     request.num_tokens <= request.num_prompt or \
                     request.num_tokens - request.num_computed != 1:
                 return
             self._join(request)
 
-    def _join(self, request: CountedRequest) -> None:
+    def _join(self, request: Request) -> None:
         known, computed = request.num_tokens, request.num_computed
         self._number += 1
         self.rows.append(request)
@@ -72,7 +72,7 @@ class Cohort(StepClock):
 
     def leave(self, request: Request) -> None:
         """Let go of a request, if it is a member; its counters are its own again."""
-        if isinstance(request, CountedRequest) and request.clock is self:
+        if request.clock is self:
             place = self.rows.index(request)
             del self.rows[place], self._starts[place]
             self._grows[request.grows_at].remove(request)
@@ -86,7 +86,7 @@ class Cohort(StepClock):
         self._grows.clear()
         self.computed = self.tokens
 
-    def _let_go(self, request: CountedRequest) -> None:
+    def _let_go(self, request: Request) -> None:
         known, computed = request.num_tokens, request.num_computed
         request.number, request.clock = 0, NO_COHORT
         request.num_tokens, request.num_computed = known, computed
@@ -142,7 +142,7 @@ class Cohort(StepClock):
             self._manager.grow_each(self._due(due))
         return True
 
-    def _due(self, due: int) -> list[CountedRequest]:
+    def _due(self, due: int) -> list[Request]:
         """The rows that need a block when the clock is moved to `due`, in order. They will need
         the next one when it has been moved on by a block's size."""
         # Nobody is due at `later` yet: a row is due within a block's size of joining. So who joins

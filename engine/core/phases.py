@@ -88,27 +88,27 @@ class StepPhases:
 
         Only if budget and free blocks are there for all of them: then nobody is preempted, and
         the order in which they are looked at makes no difference. Else nothing is done, and the
-        answer is 0.
+        answer is 0. None of them is in a cohort.
         """
-        wanted = [request.num_tokens - request.num_computed for request in candidates]
+        wanted = [request.own_tokens - request.own_computed for request in candidates]
         count = len(wanted) if wanted.count(1) == len(wanted) else next(
             index for index, tokens in enumerate(wanted) if tokens != 1)
         rows = candidates[:count]
-        room = [request.writable - request.num_tokens for request in rows]
+        room = [request.writable - request.own_tokens for request in rows]
         growing = [request for request, slots in zip(rows, room) if slots < 0]
         if not rows or count > step.left or len(growing) > self.manager.pool.num_free:
             return 0
         self.manager.grow_each(growing)
         step.batch.requests += rows
-        step.batch.starts += [request.num_computed for request in rows]
+        step.batch.starts += [request.own_computed for request in rows]
         step.batch.counts += [1] * count
         step.left -= count
         for request in rows:
-            request.num_computed = request.num_tokens
+            request.own_computed = request.own_tokens
         size = self.config.block_size
         filled = [request for request, slots in zip(rows, room) if not slots % size]
         step.filled += [request for request in filled if request.own_keys is None
-                        or request.num_computed <= request.num_prompt]  # see publish()
+                        or request.own_computed <= request.num_prompt]  # see publish()
         return count
 
     def _continue_one(self, step: Step, request: Request) -> None:

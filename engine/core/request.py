@@ -26,35 +26,40 @@ class RequestStatus(Enum):
 FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
+class StepClock:
+    """How many steps a group of requests has made: `computed` of them scheduled, `tokens` of them
+    committed. One step is one token of each member (see cohort.py)."""
+
+    __slots__ = ("computed", "tokens")
+
+    def __init__(self) -> None:
+        self.computed = self.tokens = 0
+
+
+NO_COHORT = StepClock()  # stands still, at 0
+
+
 class Request:
     """The life of one sequence. The scheduler writes it; executors only read it.
 
     Two counters say everything about progress: `num_tokens`, the tokens known (prompt
     and output; while a step is in flight under look-ahead, also the one token it will bring), and
     `num_computed`, the tokens whose K/V is written, or is written by a step already scheduled.
-    A step computes tokens [num_computed, end) with end <= num_tokens.
+    A step computes tokens [num_computed, end) with end <= num_tokens. Both are offsets from a
+    clock, which moves all the members of a cohort at once; the clock of all others stands at 0, so
+    `own_tokens` and `own_computed` are their counters, too, and quicker to read.
 
     A simulated request has a prompt *length* instead of token ids, and may carry `keys` (one per
-    full prompt block, content-derived by whoever made the workload); it hashes nothing. To ask for
-    one is to get a CountedRequest.
+    full prompt block, content-derived by whoever made the workload); it hashes nothing.
     """
 
     __slots__ = (
         "id", "seq", "params", "priority", "arrival_time", "deadline", "cache_salt", "parent",
-        "children", "tokens", "keys", "own_keys", "num_prompt", "num_tokens", "num_computed",
-        "limit", "stop_ids", "status", "finish_reason", "error", "block_table", "cpu_table",
-        "writable", "num_published", "num_hit", "num_received", "num_preemptions", "user",
+        "children", "tokens", "keys", "own_keys", "num_prompt", "own_tokens", "own_computed",
+        "clock", "number", "grows_at", "limit", "stop_ids", "status", "finish_reason", "error",
+        "block_table", "cpu_table", "writable", "num_published", "num_hit", "num_received",
+        "num_preemptions", "user",
     )
-
-    in_cohort = False  # see CountedRequest
-
-    def __new__(cls, request_id: str = "", prompt: Sequence[int] | int = (), *others: Any,
-                **fields: Any) -> Request:
-        if cls is not Request or not isinstance(prompt, int):
-            return object.__new__(cls)
-        counted = object.__new__(CountedRequest)
-        counted.clock, counted.number, counted.grows_at = NO_COHORT, 0, 0
-        return counted
 
     def __init__(self, request_id: str, prompt: Sequence[int] | int, params: SamplingParams, *,
                  eos_ids: Sequence[int] = (), priority: int = 0, arrival_time: float = 0.0,
@@ -80,8 +85,11 @@ class Request:
         # Given keys of the prompt's full blocks; None: hash the tokens.
         self.own_keys = () if keys is None and isinstance(prompt, int) else keys
         self.num_prompt = prompt if isinstance(prompt, int) else len(prompt)
-        self.num_tokens = self.num_prompt
-        self.num_computed = 0
+        self.own_tokens = self.num_prompt
+        self.own_computed = 0
+        self.clock = NO_COHORT
+        self.number = 0  # in its cohort; 0: in none
+        self.grows_at = 0  # reading of the clock at which it needs a block
         self.limit = 0  # num_tokens at which it ends by length; set once, by submit
         self.stop_ids = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(eos_ids))
@@ -96,6 +104,28 @@ class Request:
         self.num_received = received  # prompt tokens whose K/V comes with it; 0 once it is lost
         self.num_preemptions = 0
         self.user = user  # the caller's own, never read here
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known."""
+        return self.own_tokens + self.clock.tokens
+
+    @num_tokens.setter
+    def num_tokens(self, count: int) -> None:
+        self.own_tokens = count - self.clock.tokens
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose K/V is written, or is written by a step already scheduled."""
+        return self.own_computed + self.clock.computed
+
+    @num_computed.setter
+    def num_computed(self, count: int) -> None:
+        self.own_computed = count - self.clock.computed
+
+    @property
+    def in_cohort(self) -> bool:
+        return self.clock is not NO_COHORT
 
     @property
     def num_output(self) -> int:
@@ -114,52 +144,6 @@ class Request:
     def __repr__(self) -> str:
         return (f"Request({self.id}, {self.status.value}, "
                 f"{self.num_computed}/{self.num_tokens} computed, {len(self.block_table)} blocks)")
-
-
-class StepClock:
-    """How many steps a group of requests has made: `computed` of them scheduled, `tokens` of them
-    committed. One step is one token of each member."""
-
-    __slots__ = ("computed", "tokens")
-
-    def __init__(self) -> None:
-        self.computed = self.tokens = 0
-
-
-NO_COHORT = StepClock()  # stands still
-
-
-class CountedRequest(Request):
-    """A request without token ids. Its two counters are offsets from a clock, which moves all the
-    members of a cohort at once (see cohort.py)."""
-
-    __slots__ = ("clock", "number", "grows_at", "_computed", "_tokens")
-
-    clock: StepClock
-    number: int  # in its cohort; 0: in none
-    grows_at: int  # reading of the clock at which it needs a block
-    _computed: int
-    _tokens: int
-
-    @property
-    def in_cohort(self) -> bool:  # type: ignore[override]
-        return self.clock is not NO_COHORT
-
-    @property
-    def num_tokens(self) -> int:  # type: ignore[override]
-        return self._tokens + self.clock.tokens
-
-    @num_tokens.setter
-    def num_tokens(self, count: int) -> None:
-        self._tokens = count - self.clock.tokens
-
-    @property
-    def num_computed(self) -> int:  # type: ignore[override]
-        return self._computed + self.clock.computed
-
-    @num_computed.setter
-    def num_computed(self, count: int) -> None:
-        self._computed = count - self.clock.computed
 
 
 # --------------------------------------------------------------------------- content keys

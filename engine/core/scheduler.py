@@ -22,11 +22,14 @@ from itertools import compress
 from typing import Any
 
 from engine.core.batch import Batch, RowFailed
+from engine.core.block_pool import BlockPool, Emit
 from engine.core.config import SchedulerConfig
 from engine.core.errors import RequestError
+from engine.core.eviction import Eviction
 from engine.core.insight import Explanation, explain
 from engine.core.intake import arrival_fields, check_request
 from engine.core.phases import FINISHED, RUNNING, SWAPPED, WAITING, Step, StepPhases
+from engine.core.policies import Batching, Order, Preemption
 from engine.core.request import Request
 from engine.core.stable import advance, stable_steps
 
@@ -40,9 +43,13 @@ class Scheduler(StepPhases):
     how a student's part is plugged in); `emit(kind, **fields)` receives every event.
     """
 
-    def __init__(self, config: SchedulerConfig, **parts: Any):
-        """`parts` as of StepPhases. UnknownPolicy if a name in the config is not registered."""
-        super().__init__(config, **parts)
+    def __init__(self, config: SchedulerConfig, *, emit: Emit | None = None,
+                 batching: Batching | None = None, order: Order | None = None,
+                 preemption: Preemption | None = None, eviction: Eviction | None = None,
+                 pool: BlockPool | None = None):
+        """UnknownPolicy if a name in the config is not registered."""
+        super().__init__(config, emit=emit, batching=batching, order=order, preemption=preemption,
+                         eviction=eviction, pool=pool)
         self.num_steps = 0
         self._inbox: deque[tuple[str, Any]] = deque()
         self._seq = 0
@@ -234,7 +241,7 @@ class Scheduler(StepPhases):
         for request, token in zip(requests, results):
             if request.tokens is not None:
                 request.tokens.append(token)
-            known = request.num_tokens = request.num_computed + 1
+            known = request.own_tokens = request.own_computed + 1  # none is in a cohort
             if known >= request.limit or token in request.stop_ids:
                 self._end_by_token(request, token, done)
 

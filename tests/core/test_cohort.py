@@ -12,7 +12,6 @@ import pytest
 from engine.core import Request, SamplingParams
 from engine.core.batch import RowFailed
 from engine.core.cohort import Cohort
-from engine.core.request import CountedRequest
 from tests.core.helpers import request, results, rows, scheduler, step, submit
 from tests.core.test_stable import BATCHINGS, ORDERS, Twin, simulated
 
@@ -26,19 +25,25 @@ class Shut(Cohort):
 
 # --------------------------------------------------------------------------- right values
 
-def test_a_number_of_tokens_makes_a_counted_request_and_token_ids_do_not():
+def test_a_number_of_tokens_stands_for_that_many_unknown_ones():
     counted = Request("a", 3, SamplingParams())
-    assert type(counted) is CountedRequest and isinstance(counted, Request)
+    assert counted.tokens is None and counted.output_tokens == []
     assert (counted.num_tokens, counted.num_computed, counted.in_cohort) == (3, 0, False)
-    assert type(Request("b", [1, 2, 3], SamplingParams())) is Request
+    assert (counted.own_tokens, counted.own_computed) == (3, 0)
     assert copy(counted).num_tokens == 3
 
 
-def test_a_request_of_a_users_own_class_stays_one():
+def test_a_users_own_class_of_requests_is_in_a_cohort_like_any():
     class Own(Request):
         pass
-    assert type(Own("r", 5, SamplingParams())) is Own
-    assert not Own("r", [1, 2], SamplingParams()).in_cohort
+    one, own, other = scheduler(), Own("r", 5, SamplingParams(max_tokens=3)), simulated("a", 6, 20)
+    submit(one, own, other)
+    step(one, 0)
+    assert one.cohort.rows == [own, other] and own.in_cohort
+    step(one, 0)
+    step(one, 0)
+    assert own.finished and own.num_output == 3 and one.cohort.rows == [other]
+    assert (own.own_tokens, own.own_computed) == (own.num_tokens, own.num_computed) == (8, 7)
 
 
 def test_members_read_as_ever_between_the_halves_of_a_step():
