@@ -101,10 +101,11 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     `config` is a SchedulerConfig or settings for `engine_config`. `log` writes the event log to a
     file (a replica's number goes before the suffix when there are several), `keep_events` keeps it
     in memory. `parts` goes to Scheduler: `{"pool": factory}` and the like, called once a replica,
-    is how a student's part is plugged in. `client_seconds` is added to TTFT and E2EL: what an HTTP
-    client sees beyond the engine (7 to 20 ms are usual; 0 offline). `bounds` stops a run that no
-    engine could finish; `failures` are (replica, seconds) pairs. `split` sets the number of
-    replicas: some prefill, the others decode. TandemError subclasses for every wrong input.
+    is how a student's part is plugged in. `client_seconds` is added to TTFT and E2EL, and users who
+    wait for an answer wait that much longer: what an HTTP client sees beyond the engine (7 to 20 ms
+    are usual; 0 offline). `bounds` stops a run that no engine could finish; `failures` are
+    (replica, seconds) pairs. `split` sets the number of replicas: some prefill, the others decode.
+    TandemError subclasses for every wrong input.
     """
     if not isinstance(workload, Workload):
         raise WorkloadError(f"{workload!r} is no workload: read_trace(path) or poisson(…) makes "
@@ -128,7 +129,8 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
                                     for number in range(replicas)]
     make_loop, logs = _loops(config, header, paths, keep_events, parts or {})
     settings: dict[str, Any] = {"router": make_router(router, seed), "bounds": bounds,
-                                "failures": failures, "on_progress": on_progress}
+                                "failures": failures, "on_progress": on_progress,
+                                "client": client_seconds}
     if split is None:
         world = World(workload, make_loop, price, replicas=replicas, **settings)
     else:

@@ -24,6 +24,7 @@ Part = tuple[np.ndarray, np.ndarray]  # values, and how often each occurs
 PART = 1 << 18  # steps looked at together: a long run must not need its memory several times
 SORTED = 1 << 19  # values sorted at once
 BINS = 1 << 16
+TICK = 1e-9  # seconds: what a log's times are rounded to
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Metrics:
     completed: int
     failed: int  # rejected, aborted, ended by an error or never finished
     rejected: int
-    duration: float  # first arrival to last token
+    duration: float  # first arrival to last token, as the client sees it
     total_input_tokens: int
     total_output_tokens: int
     request_throughput: float
@@ -152,7 +153,8 @@ def _interpolate(at_rank: Callable[[int], float], total: int, share: float) -> f
 def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
                     client: float = 0.0) -> Metrics:
     """All figures of a run. `slo` bounds "ttft", "tpot", "e2el" in seconds, for goodput. `client`
-    is what a client sees on top of the engine's TTFT and E2EL: network, HTTP, tokenizing."""
+    is what a client sees on top of the engine's TTFT and E2EL: network, HTTP, tokenizing. For it a
+    request is under way that much longer, and so is the run."""
     if unknown := set(slo or ()) - GOODPUT:
         raise WorkloadError(f"goodput bounds {sorted(unknown)[0]!r}; it takes ttft, tpot and e2el")
     state = np.frombuffer(timings.state, dtype=np.uint8)
@@ -162,7 +164,7 @@ def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
     ttft, e2el = first - at + client, last - at + client
     tpot = np.where(outputs > 1, (last - first) / np.maximum(outputs - 1, 1), 0.0)
     begin = np.asarray(timings.at)[state != REJECTED].min(initial=math.inf)
-    duration = float(last.max() - begin) if len(good) else 0.0
+    duration = float(last.max() - begin) + client if len(good) else 0.0
     tokens_in, tokens_out = int(prompts.sum()), int(outputs.sum())
     over = 1 / duration if duration > 0 else 0.0
     latency = {"ttft": summarize(ttft), "tpot": summarize(tpot[outputs > 1]),
@@ -176,7 +178,7 @@ def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
         total_token_throughput=(tokens_in + tokens_out) * over,
         request_goodput=None if not slo else _goodput(slo, ttft, tpot, e2el) * over,
         max_output_tokens_per_s=_busiest_second(timings, at.min() - client) if len(good) else 0.0,
-        max_concurrent_requests=_peak(at, last), steps=timings.steps,
+        max_concurrent_requests=_peak(at - client, last), steps=timings.steps,
         busy=sum(engine.busy for engine in timings.engines),
         preemptions=timings.preemptions, latency=latency)
 
@@ -228,8 +230,13 @@ def _busiest_second(timings: Timings, start: float) -> float:
 
 
 def _peak(at: np.ndarray, last: np.ndarray) -> int:
-    """The largest number of completed requests inside the system at one instant."""
+    """The largest number of completed requests under way at one instant.
+
+    What ends at an instant has ended before what begins then. A log rounds ends and not arrivals,
+    so within TICK, or within what floating point tells apart, two times are one instant.
+    """
     if not len(at):
         return 0
+    last = last - max(TICK, 4 * float(np.spacing(last.max())))
     times, change = np.concatenate([at, last]), np.repeat([1, -1], len(at))
     return int(np.cumsum(change[np.lexsort((change, times))]).max())

@@ -35,13 +35,14 @@ class World:
     """A workload, replicas, and a router between them. Build, `run()`, read `timings`.
 
     `make_loop(number)` gives each replica its loop; `on_progress(done, total)` is called now and
-    then. The same workload, configuration and seed give the same run, byte for byte.
+    then. A user who waits for an answer has it `client` seconds after the engine. The same
+    workload, configuration and seed give the same run, byte for byte.
     """
 
     def __init__(self, workload: Workload, make_loop: Callable[[int], EngineLoop],
                  cost: CostModel, *, router: Router, replicas: int = 1,
                  bounds: Bounds | None = None, failures: Sequence[tuple[int, float]] = (),
-                 on_progress: Callable[[int, int], None] | None = None):
+                 on_progress: Callable[[int, int], None] | None = None, client: float = 0.0):
         self.env = simpy.Environment()
         self.workload = workload
         never = array("d", [math.inf])  # sent: users who wait for answers say when
@@ -54,6 +55,7 @@ class World:
         self.router = router
         self._bounds = bounds or Bounds()
         self._on_progress = on_progress
+        self._client = client
         self._done = 0
         self._params: dict[int, SamplingParams] = {}
         self._next_arrival = math.inf
@@ -125,9 +127,15 @@ class World:
             index = next(numbers, None)
             if index is None:
                 return
-            answered = self._waiting_users[index] = self.env.event()
-            if self.arrive(index, self.env.now):
-                yield answered
+            yield from self._ask(index)
+
+    def _ask(self, index: int) -> Generator[simpy.Event, Any, None]:
+        """Send a request now and wait until its answer, or its refusal, has come back."""
+        answered = self._waiting_users[index] = self.env.event()
+        if self.arrive(index, self.env.now):
+            yield answered
+        if self._client:
+            yield self.env.timeout(self._client)
 
     def _start_chats(self, chats: Chats) -> None:
         for turns in chats.conversations:
@@ -139,9 +147,7 @@ class World:
         for index in turns:
             if index > turns.start:
                 yield self.env.timeout(chats.pauses[index])
-            answered = self._waiting_users[index] = self.env.event()
-            if self.arrive(index, self.env.now):
-                yield answered
+            yield from self._ask(index)
 
     def arrive(self, index: int, at: float) -> bool:
         """Request `index` of the workload arrives. False if it was refused or nobody is there."""
