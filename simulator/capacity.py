@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulator.api import Simulation
+from simulator.bracket import Bracket, Probe, not_monotone
 from simulator.errors import WorkloadError
 from simulator.metrics import LATENCIES
 from simulator.scenario import Scenario, engines_of, run_scenario, workload_of
@@ -25,40 +26,27 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by number
 FIRST = 9  # simulations for the first seed, the unloaded one included
 ALONE = 1e-5  # requests a second at which none meets another
 TOO_WIDE = 4.0  # an interval's high / low from which no number of engines can be told
-NEAR = 1.08  # factor between two rates tried beside the first seed's capacity
 
 Slo = Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """One simulation: how far the SLO was used up at a rate."""
-
-    seed: int
-    rate: float  # requests a second
-    used: float  # largest latency / bound; the SLO holds up to 1; inf: the queue diverges
-    worst: str  # which latency that is
-
-    @property
-    def holds(self) -> bool:
-        return self.used <= 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class Capacity:
-    """The answer. The interval is for the mean over seeds, 95 %, search resolution included."""
+    """The answer. The interval is for the mean over seeds, 95 %, search resolution included.
+    Requests a second."""
 
-    rate: float
-    low: float
-    high: float
+    rate: float  # the lower end where an end is open
+    low: float  # 0: open, some seed held at no rate tried
+    high: float  # inf: open, some seed broke at no rate tried
     limit: str  # the latency that ends it, or "the queue diverges"
     probes: list[Probe] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 def parse_slo(text: str) -> dict[str, float]:
-    """`ttft_p99=0.5,tpot_p99=0.05` → bounds in seconds. WorkloadError lists what can be bound."""
-    slo = {}
+    """`ttft_p99=0.5,tpot_p99=0.05` → bounds in seconds. WorkloadError lists what can be bound, or
+    names what is bound twice."""
+    slo: dict[str, float] = {}
     for part in text.replace(" ", "").split(","):
         name, _, value = part.partition("=")
         latency, _, stat = name.partition("_")
@@ -70,6 +58,8 @@ def parse_slo(text: str) -> dict[str, float]:
             raise WorkloadError(f"--slo {part!r} is not of the form LATENCY_STAT=SECONDS with "
                                 f"{', '.join(LATENCIES)} and {', '.join(STATS)}, such as "
                                 f"ttft_p99=0.5")
+        if name in slo:
+            raise WorkloadError(f"--slo {text!r} bounds {name} twice: give it once")
         slo[name] = bound
     return slo
 
@@ -156,29 +146,38 @@ def find_capacity(search: Search) -> Capacity:
     """Search all seeds within MOST simulations. WorkloadError if even a request alone breaks the
     SLO, naming the bound."""
     seeds = len(search.unit)
-    low, high = _first_bracket(search)
-    brackets = [_bisect(search, 0, low, high, FIRST)]
-    start, notes = math.sqrt(brackets[0][0] * brackets[0][1]), []
-    for seed in range(1, seeds):
-        budget = (MOST - len(search.probes)) // (seeds - seed)
-        brackets.append(_near(search, seed, start, budget))
-    if strange := _not_monotone(search.probes):
-        notes.append(f"the SLO broke at {strange[0]:.3g} and held at {strange[1]:.3g} req/s of one "
-                     f"seed: take more --num-requests for a sharper answer")
-    return _answer(search, brackets, notes)
+    unloaded, start = _unloaded(search)
+    brackets: list[Bracket] = []
+    for seed in range(seeds):
+        bracket = Bracket(unloaded, start, brackets[0] if seed else None)
+        budget = (MOST - len(search.probes)) // (seeds - seed) if seed else FIRST - 1
+        for _ in range(budget):
+            bracket.add(search.probe(seed, bracket.next()))
+        if not seed:
+            bracket.held = bracket.held or unloaded
+        brackets.append(bracket)
+        start = _middle(brackets) or start
+    return _answer(search, brackets)
 
 
-def _first_bracket(search: Search) -> tuple[float, float]:
-    """A rate at which requests hardly meet, and one at which the SLO breaks or nearly does."""
+def _unloaded(search: Search) -> tuple[Probe, float]:
+    """The first seed at a rate at which requests hardly meet, and a rate to begin with."""
     sparse = search.run(0, search.lowest)
     _check_accepted(sparse)
     used, worst = usage(sparse, search.slo)
     if used > 1:
         raise WorkloadError(_never_met(search, used, worst))
     search.probes.append(Probe(0, search.lowest, used, worst))
-    engines = engines_of(search.scenario)
-    low = engines / sparse.metrics.latency["e2el"].mean  # one request at a time
-    return low, low * sparse.config.max_num_seqs  # Little's law: as if company cost nothing
+    # Between one request at a time and, by Little's law, as many as may run as if company cost
+    # nothing; half of that, because an engine with one place is full there.
+    one = engines_of(search.scenario) / sparse.metrics.latency["e2el"].mean
+    return search.probes[0], one * math.sqrt(sparse.config.max_num_seqs) / 2
+
+
+def _middle(brackets: list[Bracket]) -> float | None:
+    """The mean, in logarithms, of the capacities of seeds that have both ends; None without."""
+    closed = [math.log(each.low * each.high) / 2 for each in brackets if each.held and each.broke]
+    return math.exp(sum(closed) / len(closed)) if closed else None
 
 
 def _never_met(search: Search, used: float, worst: str) -> str:
@@ -198,73 +197,62 @@ def _never_met(search: Search, used: float, worst: str) -> str:
             f"arrivals, loosen the bound, or add --replicas")
 
 
-def _bisect(search: Search, seed: int, low: float, high: float, until: int) -> tuple[float, float]:
-    """Halve [low, high] in the logarithm, up to `until` simulations in all. The ends are taken as
-    holding and breaking; should only one kind be seen, the end that was never tried is tried."""
-    held = broke = False
-    while len(search.probes) < until:
-        if not broke and len(search.probes) == until - 1:
-            rate = high
-        elif not held and len(search.probes) == until - 1:
-            rate = low
-        else:
-            rate = math.sqrt(low * high)
-        if search.probe(seed, rate).holds:
-            held, low = True, max(low, rate)
-            if rate >= high:
-                high = rate * NEAR**4  # never seen to break: open towards higher rates
-        else:
-            broke, high = True, min(high, rate)
-            if rate <= low:
-                low = rate / NEAR**4
-    return low, high
-
-
-def _near(search: Search, seed: int, start: float, budget: int) -> tuple[float, float]:
-    """A bracket beside another seed's capacity: steps outwards, then halvings."""
-    low: float | None = None
-    high: float | None = None
-    rate, step = start, NEAR
-    for _ in range(max(budget, 1)):
-        if search.probe(seed, rate).holds:
-            low = rate
-        else:
-            high = rate
-        if low is not None and high is not None:
-            rate = math.sqrt(low * high)
-        else:
-            rate = rate * step if high is None else rate / step
-            step *= step
-    if low is None:
-        assert high is not None
-        low = high / step
-    return low, high if high is not None else low * step
-
-
-def _not_monotone(probes: list[Probe]) -> tuple[float, float] | None:
-    """A rate that broke the SLO below one that held it, of the same seed."""
-    for broken in probes:
-        for held in probes:
-            if (held.seed == broken.seed and held.holds and not broken.holds
-                    and held.rate > broken.rate):
-                return broken.rate, held.rate
-    return None
-
-
-def _answer(search: Search, brackets: list[tuple[float, float]], notes: list[str]) -> Capacity:
-    middles = [math.log(low * high) / 2 for low, high in brackets]  # a rate is positive: in logs
-    count = len(middles)
-    mean = sum(middles) / count
-    spread = math.sqrt(sum((each - mean) ** 2 for each in middles) / (count - 1))
-    width = sum(math.log(high / low) / 2 for low, high in brackets) / count
-    half = math.hypot(STUDENT[count] * spread / math.sqrt(count), width)
-    if half > math.log(1.25):
+def _answer(search: Search, brackets: list[Bracket]) -> Capacity:
+    rate, low, high = _interval(brackets)
+    notes = []
+    if strange := not_monotone(search.probes):
+        notes.append(f"the SLO broke at {strange[0]:.3g} and held at {strange[1]:.3g} req/s of one "
+                     f"seed: take more --num-requests for a sharper answer")
+    if open_end := _open_end(search.probes, brackets):
+        notes.append(open_end)
+    elif high > 1.25**2 * low:
         notes.append("the interval is wide: more --num-requests or --seeds narrow it")
-    rate = math.exp(mean)
     broken = [probe for probe in search.probes if not probe.holds]
     limit = min(broken, key=lambda probe: abs(probe.rate - rate)).worst if broken else "none"
-    return Capacity(rate, rate / math.exp(half), rate * math.exp(half), limit, search.probes,
-                    notes)
+    return Capacity(rate, low, high, limit, search.probes, notes)
+
+
+def _interval(brackets: list[Bracket]) -> tuple[float, float, float]:
+    """The rate and its interval. A seed that never held, or never broke, opens it on that side;
+    then the rate is the lower end, and the other end comes from those that are known."""
+    lows, highs = [each.low for each in brackets], [each.high for each in brackets]
+    if 0 in lows or math.inf in highs:
+        low, high = 0.0, math.inf
+        if 0 not in lows:
+            mean, half = _student(lows)
+            low = mean / half
+        if math.inf not in highs:
+            mean, half = _student(highs)
+            high = mean * half
+        return low, low, high
+    mean, half = _student([math.sqrt(low * high) for low, high in zip(lows, highs)])
+    width = sum(math.log(high / low) / 2 for low, high in zip(lows, highs)) / len(brackets)
+    half = math.exp(math.hypot(math.log(half), width))
+    return mean, mean / half, mean * half
+
+
+def _student(rates: list[float]) -> tuple[float, float]:
+    """Mean and the factor on either side of it, 95 %, in logarithms: a rate is positive."""
+    logs, count = [math.log(rate) for rate in rates], len(rates)
+    mean = sum(logs) / count
+    spread = math.sqrt(sum((each - mean) ** 2 for each in logs) / (count - 1))
+    return math.exp(mean), math.exp(STUDENT[count] * spread / math.sqrt(count))
+
+
+def _open_end(probes: list[Probe], brackets: list[Bracket]) -> str | None:
+    """Why an end of the interval is not known; None if both are."""
+    never_held = [seed for seed, each in enumerate(brackets) if not each.held]
+    if never_held:
+        lowest = min(probe.rate for probe in probes if probe.seed in never_held)
+        return (f"the SLO held at no rate tried, down to {lowest:.3g} requests/s, of "
+                f"{len(never_held)} of {len(brackets)} seeds: already requests that hardly meet "
+                f"use {probes[0].used:.4%} of the bound on {probes[0].worst}: loosen it, or take "
+                f"more --num-requests")
+    never_broke = [seed for seed, each in enumerate(brackets) if not each.broke]
+    if never_broke:
+        return (f"the SLO broke at no rate tried of {len(never_broke)} of {len(brackets)} seeds: "
+                f"take more --num-requests")
+    return None
 
 
 # --------------------------------------------------------------------------- prices
@@ -281,12 +269,15 @@ class Offer:
 
 
 def parse_prices(text: str) -> dict[str, float]:
-    """`h100=2.5,l4=0.7` → price of one device an hour."""
+    """`h100=2.5,l4=0.7` → price of one device an hour. WorkloadError if a device has two."""
     try:
-        prices = {name.strip(): float(value) for name, value in
-                  (part.split("=") for part in text.split(",") if part)}
+        pairs = [(name.strip(), float(value)) for name, value in
+                 (part.split("=") for part in text.split(",") if part)]
     except ValueError:
-        prices = {}
+        pairs = []
+    prices = dict(pairs)
+    if len(prices) < len(pairs):
+        raise WorkloadError(f"--prices {text!r} names one device twice: give each one price")
     if not prices or any(not 0 < price < math.inf for price in prices.values()):
         raise WorkloadError(f"--prices {text!r} is not of the form DEVICE=PRICE[,…], such as "
                             f"h100=2.5,l4=0.7")

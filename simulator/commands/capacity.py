@@ -105,10 +105,20 @@ def _capacity(scenario: dict[str, Any], slo: dict[str, float], unit: list[Worklo
 def _show(result: Capacity, title: str, slo: str) -> None:
     for note in result.notes:
         out.print(f"note: {note}", markup=False)
-    out.print(f"{title} holds {slo} up to {result.rate:.3g} requests/s "
-              f"(95 %: {result.low:.3g} to {result.high:.3g})", markup=False)
+    out.print(f"{title} holds {slo} {_up_to(result)}", markup=False)
     out.print(f"beyond it, what gives first: {result.limit}", markup=False)
     out.print(f"{len(result.probes)} simulations", markup=False)
+
+
+def _up_to(result: Capacity) -> str:
+    if result.low == 0 and math.isinf(result.high):
+        return "up to a rate that is not known"
+    if result.low == 0:
+        return f"at most up to {result.high:.3g} requests/s, how far below is not known"
+    if math.isinf(result.high):
+        return f"at least up to {result.low:.3g} requests/s, how far above is not known"
+    return (f"up to {result.rate:.3g} requests/s "
+            f"(95 %: {result.low:.3g} to {result.high:.3g})")
 
 
 def _offers(scenario: dict[str, Any], slo: dict[str, float], prices: dict[str, float],

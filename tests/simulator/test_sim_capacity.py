@@ -60,6 +60,74 @@ def test_a_capacity_outside_the_first_guess_is_still_approached(truth):
     assert math.log(result.rate / truth) == pytest.approx(0, abs=math.log(2.0))
 
 
+class OneServer(Search):
+    """Poisson arrivals that wait in line for SERVICE seconds each: M/D/1."""
+
+    SERVICE = 0.1
+
+    def run(self, seed, rate):
+        total = free = 0.0
+        for at in (work := self.unit[seed].faster(rate)).at:
+            free = max(free, at) + self.SERVICE
+            total += free - at
+        latency = {"e2el": SimpleNamespace(mean=total / len(work))}
+        return SimpleNamespace(metrics=SimpleNamespace(latency=latency, rejected=0), notes=[],
+                               config=SimpleNamespace(max_num_seqs=1), stopped=None,
+                               divergence=None)
+
+
+@pytest.fixture(scope="module")
+def arrivals():
+    """Five lists of seeds."""
+    return [unit_workloads(SMALL | {"seed": 5 * each}, 5, 4000) for each in range(5)]
+
+
+# Pollaczek-Khinchine: waiting W = SERVICE rho / (2 (1 - rho)), so rho = 2 W / (SERVICE + 2 W).
+@pytest.mark.parametrize("bound, truth", [(0.2, 6.6667), (0.15, 5.0), (0.11, 1.6667),
+                                          (0.105, 0.90909), (0.101, 0.19608)])
+def test_the_interval_covers_what_queueing_theory_says_however_close_the_bound(
+        arrivals, bound, truth):
+    covered = 0
+    for unit in arrivals:
+        search = OneServer(SMALL, {"e2el_mean": bound}, unit=unit)
+        result = find_capacity(search)
+        covered += result.low <= truth <= result.high
+        assert len(result.probes) <= MOST and result.high < 1.7 * result.low
+        for seed in range(5):  # the answer lies between rates that were simulated
+            held = [probe.rate for probe in result.probes if probe.seed == seed and probe.holds]
+            assert result.rate / 1.5 < max(held) < result.rate * 1.5
+    assert covered >= 4  # of 5 intervals of 95 %
+
+
+def test_a_seed_that_never_held_opens_the_interval_downwards():
+    result = find_capacity(Known([37.0, 1e-9, 37.0]))
+    lowest = min(probe.rate for probe in result.probes if probe.seed == 1)
+    assert (result.rate, result.low) == (0.0, 0.0) and 37.0 < result.high < math.inf
+    assert f"held at no rate tried, down to {lowest:.3g} requests/s, of 1 of 3" in result.notes[0]
+    priced = offer("l4", 0.7, result, 20.0, {})
+    assert priced.price == math.inf and "no number of engines can be told" in priced.problem
+
+
+def test_a_seed_that_never_broke_opens_the_interval_upwards():
+    result = find_capacity(Known([37.0, math.inf, 37.0]))
+    assert result.rate == result.low < 37.0 and result.high == math.inf
+    assert "broke at no rate tried of 1 of 3 seeds" in result.notes[0]
+
+
+def test_a_bound_near_what_the_first_seed_alone_takes_is_not_said_to_hold_anywhere(tmp_path):
+    uses = [usage(Search(SMALL | {"seed": seed}, {"ttft_mean": 1.0}, seeds=2,
+                         num_requests=60).alone(), {"ttft_mean": 1.0})[0] for seed in range(4)]
+    seed = next(seed for seed in range(3) if uses[seed] < uses[seed + 1])
+    bound, path = (uses[seed] + uses[seed + 1]) / 2, tmp_path / "c.json"
+    result = call(*FAST, "--hardware", "l4", "--seed", seed, "--slo", f"ttft_mean={bound:.12g}",
+                  "--json", path)
+    answer = json.loads(path.read_text())
+    assert result.exit_code == 0 and (answer["rate"], answer["low"]) == (0.0, 0.0)
+    assert not any(probe["used"] <= 1 for probe in answer["probes"] if probe["seed"] == 1)
+    assert (f"at most up to {answer['high']:.3g} requests/s, how far below is not known"
+            in result.output)
+
+
 def test_noise_that_is_not_monotone_is_told():
     bump = lambda rate: 3.0 if 30 < rate < 36 else 1.0  # noqa: E731
     result = find_capacity(Known([60.0] * 5, noise=bump))
@@ -165,6 +233,9 @@ def test_engines_are_counted_by_the_lower_end_of_the_interval():
 
 @pytest.mark.parametrize("words, sentence", [
     (("--slo", "ttft=1"), "--slo 'ttft=1' is not of the form"),
+    (("--slo", "ttft_p99=1, tpot_p99=1,ttft_p99=2"), "bounds ttft_p99 twice: give it once"),
+    (("--slo", "ttft_p99=1", "--prices", "l4=1, l4=2", "--rate", 1),
+     "--prices 'l4=1, l4=2' names one device twice"),
     (("--slo", "ttft_p99=-1"), "not of the form"), (("--slo", "ttft_p98=1"), "not of the form"),
     (("--slo", "ttft_p99=1e-6"), "the SLO cannot be met: even a request alone has ttft_p99 ="),
     (("--slo", "ttft_p99=1", "--prices", "l4=1"), "--prices and --rate go together"),
