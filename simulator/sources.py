@@ -95,12 +95,15 @@ def _lengths(inputs: str, outputs: str) -> tuple[Draw, Draw]:
 
 
 def named_columns(text: str | None) -> dict[str, str]:
-    """`at=A,prompt=B` → {"at": "A", "prompt": "B"}."""
+    """`at=A,prompt=B` → {"at": "A", "prompt": "B"}. WorkloadError if one has two names."""
     pairs = [part.partition("=") for part in text.split(",")] if text else []
     if any(not key or not value for key, _, value in pairs):
         raise WorkloadError(f"--columns {text!r} is not of the form "
                             f"at=NAME,prompt=NAME,output=NAME")
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    columns = {key.strip(): value.strip() for key, _, value in pairs}
+    if len(columns) < len(pairs):
+        raise WorkloadError(f"--columns {text!r} names one column twice: give each once")
+    return columns
 
 
 def slo_bounds(text: str | None) -> Mapping[str, float] | None:
@@ -123,10 +126,15 @@ def slo_bounds(text: str | None) -> Mapping[str, float] | None:
 
 
 def parse_failures(text: str | None) -> list[tuple[int, float]]:
-    """`0@30,2@45.5` → [(0, 30.0), (2, 45.5)]: replica and seconds."""
+    """`0@30,2@45.5` → [(0, 30.0), (2, 45.5)]: replica and seconds. WorkloadError if one stops
+    twice: none comes back."""
     try:
-        return [(int(number), float(at)) for number, at in
-                (part.split("@") for part in (text or "").split(",") if part)]
+        failures = [(int(number), float(at)) for number, at in
+                    (part.split("@") for part in (text or "").split(",") if part)]
     except ValueError:
         raise WorkloadError(f"--fail {text!r} is not of the form REPLICA@SECONDS[,…], "
                             f"such as 0@30") from None
+    if len(dict(failures)) < len(failures):
+        raise WorkloadError(f"--fail {text!r} stops one replica twice, and none comes back: give "
+                            f"each once")
+    return failures

@@ -35,8 +35,8 @@ from simulator.scenario import engines_of
 from simulator.sources import NEVER_READ, check_used
 from simulator.workload import Workload
 
-Slo = Annotated[str, typer.Option("--slo", help="seconds: ttft_p99=0.5,tpot_p99=0.05")]
-Prices = Annotated[str | None, typer.Option("--prices", help="an hour: h100=2.5,l4=0.7")]
+Slo = Annotated[list[str], typer.Option("--slo", help="seconds: ttft_p99=0.5,tpot_p99=0.05")]
+Prices = Annotated[opt.Several, typer.Option("--prices", help="an hour: h100=2.5,l4=0.7")]
 Target = Annotated[float | None, typer.Option("--rate", help="requests a second to serve")]
 Count = Annotated[int, typer.Option("--num-requests", min=50, help="requests a simulation")]
 Seeds = Annotated[int, typer.Option("--seeds", help="independent workloads, 2 to 5")]
@@ -65,16 +65,18 @@ def capacity(
     made = () if trace else ("poisson",)  # requests of no trace are generated
     check_used({*given_options(context), *made}, SOURCES, (*NEVER_READ, BY_PRICES))
     given = dict(
-        trace=trace and str(trace), burstiness=burstiness, input_len=input_len, columns=columns,
-        output_len=output_len, model=model, hardware=hardware, tp=tp, replicas=replicas,
-        router=router, cost=cost and str(cost), batching=batching, order=order,
-        preemption=preemption, eviction=eviction, block_size=block_size, num_blocks=num_blocks,
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len, disaggregate=disaggregate, kv_link=kv_link,
-        kv_latency_us=kv_latency_us, seed=seed)
+        trace=trace and str(trace), burstiness=burstiness, input_len=input_len,
+        columns=opt.joined(columns), output_len=output_len, model=model, hardware=hardware,
+        tp=tp, replicas=replicas, router=router, cost=cost and str(cost), batching=batching,
+        order=order, preemption=preemption, eviction=eviction, block_size=block_size,
+        num_blocks=num_blocks, max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens, max_model_len=max_model_len,
+        disaggregate=disaggregate, kv_link=kv_link, kv_latency_us=kv_latency_us, seed=seed)
     scenario = {name: value for name, value in given.items() if value is not None}
     check_engines(engines_of(scenario))
-    bounds, priced = parse_slo(slo), parse_prices(prices) if prices is not None else {}
+    wanted, priced_text = ",".join(slo), opt.joined(prices)
+    bounds = parse_slo(wanted)
+    priced = parse_prices(priced_text) if priced_text is not None else {}
     check_places(json_out, inputs=(trace, cost, model, hardware, input_len, output_len, *priced))
     if (prices is None) != (rate is None):
         raise WorkloadError("--prices and --rate go together: what does a rate cost at least?")
@@ -90,7 +92,7 @@ def capacity(
     else:
         unit = unit_workloads(scenario, seeds, num_requests)
         result = _capacity(scenario, bounds, unit, "simulating")
-        _show(result, f"{model} on {cost or hardware}", slo)
+        _show(result, f"{model} on {cost or hardware}", wanted)
         answer = asdict(result)
     if json_out is not None:
         write_json(json_out, answer)

@@ -12,6 +12,14 @@ def _option(name: str, help: str) -> Any:
     return typer.Option(name, help=help)
 
 
+Several = list[str] | None  # an option whose value is a list: given twice, it is one longer list
+
+
+def joined(values: Several) -> str | None:
+    """What was given for such an option, as one text; None where nothing was."""
+    return ",".join(values) if values else None
+
+
 Trace = Annotated[Path | None, _option("--trace", "CSV or JSONL trace to take arrivals from")]
 Rate = Annotated[float | None, _option("--poisson", "requests a second; inf: all at once")]
 Users = Annotated[int | None, _option("--users", "a closed loop of so many users, not a rate")]
@@ -26,7 +34,7 @@ InputLen = Annotated[str, _option("--input-len", "prompts: N, A:B, lognormal:MEA
 OutputLen = Annotated[str, _option("--output-len", "outputs: the same forms")]
 RateScale = Annotated[float, _option("--rate-scale", "a trace at so many times its rate")]
 Sample = Annotated[float, _option("--sample", "of a trace: keep this share of its requests")]
-Columns = Annotated[str | None, _option("--columns", "of a CSV: at=NAME,prompt=NAME,output=NAME")]
+Columns = Annotated[Several, _option("--columns", "of a CSV: at=NAME,prompt=NAME,output=NAME")]
 SkipBad = Annotated[bool, _option("--skip-bad-rows", "leave out trace rows that are wrong")]
 Seed = Annotated[int, _option("--seed", "of all random streams")]
 
@@ -61,9 +69,9 @@ MustFit = Annotated[bool, _option("--full-sequence-must-fit/--no-full-sequence-m
                                   "admit a prompt only when all of it fits")]
 Utilization = Annotated[float | None, _option("--gpu-memory-utilization", "share of memory to use")]
 
-Goodput = Annotated[str | None, _option("--goodput", "bounds in ms: ttft:500,tpot:50,e2el:10000")]
+Goodput = Annotated[Several, _option("--goodput", "bounds in ms: ttft:500,tpot:50,e2el:10000")]
 ClientMs = Annotated[float, _option("--client-ms", "added to TTFT and E2EL: HTTP, tokenizing")]
-Fail = Annotated[str | None, _option("--fail", "REPLICA@SECONDS[,…]: replicas that stop")]
+Fail = Annotated[Several, _option("--fail", "REPLICA@SECONDS[,…]: replicas that stop")]
 MaxQueue = Annotated[int | None, _option("--max-queue", "stop when so many requests wait")]
 MaxMinutes = Annotated[float | None, _option("--max-minutes", "stop after so much simulated time")]
 Chrome = Annotated[Path | None, _option("--chrome", "write a Chrome trace for Perfetto here")]

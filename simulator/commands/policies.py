@@ -49,7 +49,8 @@ def policies(
     check_used(given_options(context), {"trace": "--trace", "poisson": "--poisson"})
     work = make_workload(trace=trace, rate=rate, users=None, think=0.0, burstiness=1.0,
                          num_requests=num_requests, input_len=input_len, output_len=output_len,
-                         rate_scale=rate_scale, columns=columns, skip_bad=False, seed=seed)
+                         rate_scale=rate_scale, columns=opt.joined(columns), skip_bad=False,
+                         seed=seed)
     spec = load_model(model)
     settings = dict(block_size=block_size, num_blocks=num_blocks, max_num_seqs=max_num_seqs,
                     num_cpu_blocks=num_cpu_blocks or 0, max_model_len=max_model_len,

@@ -69,7 +69,7 @@ def run(
     if not 0 <= client_ms < math.inf:
         raise WorkloadError(f"--client-ms {client_ms:g} must be at least 0")
     check_used(given_options(context))
-    slo, split = slo_bounds(goodput), parse_split(disaggregate, kv_link, kv_latency_us)
+    slo, split = slo_bounds(opt.joined(goodput)), parse_split(disaggregate, kv_link, kv_latency_us)
     engines = split.replicas if split else replicas
     check_engines(engines)
     logs = [_replica_path(log, number, engines) for number in range(engines)] if log else []
@@ -78,8 +78,8 @@ def run(
     work = make_workload(trace=trace, rate=rate, users=users, chat_rate=chats, turns=turns,
                          system=system_prompt, think=think, burstiness=burstiness,
                          num_requests=num_requests, input_len=input_len, output_len=output_len,
-                         rate_scale=rate_scale, sample=sample, columns=columns, skip_bad=skip_bad,
-                         seed=seed)
+                         rate_scale=rate_scale, sample=sample, columns=opt.joined(columns),
+                         skip_bad=skip_bad, seed=seed)
     settings = dict(
         batching=batching, order=order, preemption=preemption, eviction=eviction,
         block_size=block_size, num_blocks=num_blocks, num_cpu_blocks=num_cpu_blocks,
@@ -94,7 +94,7 @@ def run(
                           router=router, seed=seed, graphs=not eager, log=log,
                           slo=slo, client_seconds=client_ms / 1e3,
                           bounds=Bounds(max_queue, max_minutes and max_minutes * 60),
-                          failures=parse_failures(fail), on_progress=update,
+                          failures=parse_failures(opt.joined(fail)), on_progress=update,
                           split=split,
                           keep_events=chrome is not None or html is not None)
     title = f"{work.name} on {spec.name}, {cost or hardware}"

@@ -176,8 +176,9 @@ FAST = ("--model", "smollm2", "--input-len", "20:200", "--output-len", "5:40", "
 
 def test_the_command_names_rate_interval_and_what_gives(tmp_path):
     path = tmp_path / "c.json"
-    result = call(*FAST, "--hardware", "l4", "--slo", "ttft_p99=0.05", "--json", path)
-    assert result.exit_code == 0 and "holds ttft_p99=0.05 up to" in result.output
+    result = call(*FAST, "--hardware", "l4", "--slo", "ttft_p99=0.05", "--slo", "e2el_p99=9",
+                  "--json", path)
+    assert result.exit_code == 0 and "holds ttft_p99=0.05,e2el_p99=9 up to" in result.output
     answer = json.loads(path.read_text())
     assert answer["low"] < answer["rate"] < answer["high"] and len(answer["probes"]) <= MOST
 
@@ -236,6 +237,9 @@ def test_engines_are_counted_by_the_lower_end_of_the_interval():
     (("--slo", "ttft_p99=1, tpot_p99=1,ttft_p99=2"), "bounds ttft_p99 twice: give it once"),
     (("--slo", "ttft_p99=1", "--prices", "l4=1, l4=2", "--rate", 1),
      "--prices 'l4=1, l4=2' names one device twice"),
+    (("--slo", "ttft_p99=1", "--slo", "ttft_p99=2"), "'ttft_p99=1,ttft_p99=2' bounds ttft_p99 tw"),
+    (("--slo", "ttft_p99=1", "--prices", "l4=1", "--prices", "l4=2", "--rate", 1),
+     "--prices 'l4=1,l4=2' names one device twice"),
     (("--slo", "ttft_p99=-1"), "not of the form"), (("--slo", "ttft_p98=1"), "not of the form"),
     (("--slo", "ttft_p99=1e-6"), "the SLO cannot be met: even a request alone has ttft_p99 ="),
     (("--slo", "ttft_p99=1", "--prices", "l4=1"), "--prices and --rate go together"),

@@ -98,6 +98,10 @@ def test_replay_of_a_changed_log_names_the_event_and_exits_1(trace, tmp_path):
     (("--poisson", 1, "--goodput", "ttft:-5"), "(milliseconds above 0)"),
     (("--poisson", 1, "--goodput", "ttft:5,ttft:9"), "bounds one latency twice"),
     (("--poisson", 1, "--goodput", "e2e:5,e2el:9"), "bounds one latency twice"),
+    (("--poisson", 1, "--goodput", "ttft:5", "--goodput", "ttft:9"), "'ttft:5,ttft:9' bounds one"),
+    (("--poisson", 1, "--replicas", 2, "--fail", "0@1,1@2,0@3"), "stops one replica twice"),
+    (("--poisson", 1, "--replicas", 2, "--fail", "0@1", "--fail", "0@3"), "'0@1,0@3' stops one"),
+    (("--trace", "TRACE", "--columns", "at=a,at=b"), "--columns 'at=a,at=b' names one column"),
     (("--poisson", 1, "--goodput", "tttf:5"), "--goodput bounds 'tttf'; it takes ttft, tpot"),
     (("--trace", "nowhere.csv", "--goodput", "tttf:5"), "--goodput bounds 'tttf'"),
     (("--poisson", 1, "--num-requests", 2, "--log", "/nowhere/x.jsonl"), "/nowhere/x.jsonl"),
@@ -112,6 +116,19 @@ def test_every_mistake_is_one_sentence_on_stderr_and_exit_code_2(trace, words, s
     assert result.exit_code == 2
     assert sentence in result.stderr and result.stderr.count("\n") == 1
     assert "Traceback" not in result.output
+
+
+def test_an_option_that_takes_a_list_and_is_given_twice_is_one_longer_list(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b,c\n" + "".join(f"{i},10,20\n" for i in range(5)))
+    columns = ("--columns", "at=a,prompt=b", "--columns", "output=c")
+    result = call("run", "--trace", path, *columns, "--model", "smollm2", "--hardware", "l4",
+                  "--replicas", 2, "--fail", "0@0.5", "--fail", "1@2.5", "--goodput", "ttft:1000",
+                  "--goodput", "tpot:0.001")
+    assert "2 requests refused" in result.output  # those of 3 s and 4 s: both replicas are gone
+    assert "goodput   0.00 req/s" in result.output  # no token within a microsecond
+    assert call("policies", "--trace", path, *columns, "--model", "smollm2", "--hardware",
+                "l4").exit_code == 0
 
 
 def test_a_log_that_is_none_is_one_sentence(tmp_path, trace):
