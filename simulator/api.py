@@ -173,7 +173,8 @@ def _loops(config: SchedulerConfig, header: dict[str, Any], paths: Sequence[Path
             events = EventLog(paths[number] if paths else None, header)
             logs.append(events)
         made = {name: make() for name, make in parts.items()}
-        return EngineLoop(Scheduler(config, emit=events and events.emit, **made), events)
+        emit = None if events is None else events.emit
+        return EngineLoop(Scheduler(config, emit=emit, **made), events)
 
     return make_loop, logs
 

@@ -12,6 +12,7 @@ from simulator.cost import CostModel
 from simulator.errors import ReplayError
 from simulator.fromlog import graphs_of, incomplete_of, occupancy, tp_of, workload_from_log
 from simulator.hardware import Hardware
+from simulator.logvalues import check_log_values
 from simulator.metrics import LATENCIES, Metrics, compute_metrics
 from simulator.modelspec import ModelSpec, from_header
 from simulator.replay import config_of
@@ -56,10 +57,12 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
     prices the steps of `tp` ranks, by default as many as the log's header tells, with CUDA graphs
     unless the header says that there were none. Only requests that
     the real run completed count, on both sides; where the log's end cuts some off, the whole run's
-    figures are left out. ReplayError or WorkloadError if the log holds no run, or completed
-    nothing.
+    figures are left out. ReplayError or WorkloadError if the log holds no run, values that no run
+    writes, or nothing that was completed.
     """
     config = config_of(log.header)
+    check_log_values(log, name)
+    real = timings_from_log(log.events, name)
     if not isinstance(log.header.get("model"), dict):
         raise ReplayError(f"{name}: the log's header does not describe the model")
     model = from_header(log.header["model"])
@@ -70,7 +73,6 @@ def compare(log: LoadedLog, name: str, hardware: Hardware,
                           tp=ranks, graphs=graphs_of(log.header), keep_events=True,
                           on_progress=on_progress)
     assert simulation.events is not None
-    real = timings_from_log(log.events)
     curves = [occupancy(events, config.num_blocks) for events in (log.events, simulation.events)]
     incomplete, cut = incomplete_of(log)
     if COMPLETED not in real.state:

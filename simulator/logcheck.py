@@ -1,5 +1,6 @@
 """What each event of a log must hold. Asked only when reading a log's content has failed: a log
-that can be used costs nothing, and one that cannot is told by its first wrong value."""
+that can be used costs nothing, and one that cannot is told by its first wrong value. What would be
+read without failing, and be wrong, is asked always (logvalues)."""
 
 from __future__ import annotations
 
@@ -39,8 +40,13 @@ def check_log(log: LoadedLog, name: str) -> None:
     course = _Course()
     for number, event in enumerate(log.events):
         if (problem := _problem(event) or course.problem(event)) is not None:
-            raise ReplayError(f"{name}: event {number} ({event.get('e')}): {problem}: record the "
-                              f"run again, or give a log that nobody has changed")
+            raise refusal(name, number, event, problem)
+
+
+def refusal(name: str, number: int, event: Mapping[str, Any], problem: str) -> ReplayError:
+    """The sentence on an event that no run writes."""
+    return ReplayError(f"{name}: event {number} ({event.get('e')}): {problem}: record the run "
+                       f"again, or give a log that nobody has changed")
 
 
 class Rule(NamedTuple):

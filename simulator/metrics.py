@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from simulator.errors import WorkloadError
+from simulator.logvalues import checked_events
 from simulator.timings import COMPLETED, FAILED, PENDING, REJECTED, Timings, timings_from_log
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -185,8 +186,9 @@ def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
 
 def metrics_from_log(events: Iterable[Mapping[str, Any]],
                      slo: Mapping[str, float] | None = None) -> Metrics:
-    """The same figures from the events of any log, real, simulated or replayed."""
-    return compute_metrics(timings_from_log(events), slo)
+    """The same figures from the events of any log, real, simulated or replayed. ReplayError for
+    times that no run has."""
+    return compute_metrics(timings_from_log(checked_events(events)), slo)
 
 
 def _goodput(slo: Mapping[str, float], ttft: np.ndarray, tpot: np.ndarray, e2el: np.ndarray) -> int:

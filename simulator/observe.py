@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from engine.core.events import LoadedLog
 from simulator.errors import CalibrationError
 from simulator.fromlog import tp_of
+from simulator.logvalues import check_log_values
 from simulator.modelspec import ModelSpec, from_header
 from simulator.shape import Shape, shape_from
 
@@ -41,11 +42,12 @@ def observe(log: LoadedLog, name: str) -> Run:
     A turn's time includes the host's work; before an idle wait, where the next begin says nothing,
     it is the executor's own time. A step that was started while the one before still ran counts
     from when the loop was done with that one. Steps that failed tell nothing. CalibrationError if
-    the log has no model or too few steps.
+    the log has no model or too few steps, ReplayError if it has values that no run writes.
     """
     model = log.header.get("model")
     if not isinstance(model, dict):
         raise CalibrationError(f"{name}: the log's header does not describe the model")
+    check_log_values(log, name)
     steps = list(_steps(log.events))[WARM_UP:]
     if not steps:
         raise CalibrationError(f"{name}: has no step after the first {WARM_UP}: record more")

@@ -20,6 +20,7 @@ from engine.core.request import Request, SamplingParams
 from engine.core.scheduler import Scheduler
 from engine.loop import EngineLoop, StepResult
 from simulator.errors import ReplayError
+from simulator.logvalues import checked_events
 from simulator.recorded import RecordedStep, Recording, recorded_steps
 
 
@@ -59,14 +60,16 @@ class _Diverged(Exception):
     """Ends a replay at its first difference."""
 
 
-def replay(log: LoadedLog, *, copy_to: TextIO | None = None,
+def replay(log: LoadedLog, *, name: str = "the log", copy_to: TextIO | None = None,
            on_step: Callable[[int, int], None] | None = None) -> ReplayReport:
-    """Run a log's workload again and compare. ReplayError if the log holds no run.
+    """Run a log's workload again and compare. ReplayError if the log holds no run, or times that
+    no run has (everything else is compared).
 
     A log that ends in mid-step is compared up to its last whole step, and `note` says so.
     `copy_to` receives the replayed log. `on_step(done, total)` hears of progress.
     """
     config = config_of(log.header)
+    checked_events(log.events, name)
     recording = recorded_steps(log)
     report = ReplayReport(None, steps=len(recording.steps), note=recording.problem)
     compare = _Compare(log.events[:recording.num_events], report, copy_to)

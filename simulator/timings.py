@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.core.batch import Batch
+from engine.core.params import shown
 from engine.core.request import Request
+from simulator.logcheck import refusal
 
 NEVER = -1.0
 PENDING, COMPLETED, FAILED, REJECTED = 0, 1, 2, 3
@@ -147,13 +149,14 @@ class Recorder:
         timings.state[live.index] = COMPLETED if good else FAILED
 
 
-def timings_from_log(events: Iterable[Mapping[str, Any]]) -> Timings:
-    """The timings of any run's log. Requests that never ended stay PENDING."""
+def timings_from_log(events: Iterable[Mapping[str, Any]], name: str = "the log") -> Timings:
+    """The timings of any run's log. Requests that never ended stay PENDING. ReplayError if one
+    ended with other than its tokens."""
     timings, engine = Timings(), Steps()
     timings.engines.append(engine)
     index: dict[str, int] = {}
     rows: dict[int, list[str]] = {}  # of steps whose tokens are not in yet
-    for event in events:
+    for number, event in enumerate(events):
         kind = event["e"]
         if kind == "token":
             _token_event(timings, index, rows.pop(event["step"], []), event)
@@ -170,9 +173,11 @@ def timings_from_log(events: Iterable[Mapping[str, Any]]) -> Timings:
         elif kind == "preempt":
             engine.preemptions += 1
         elif kind == "finish":
-            good = event["reason"] in ("stop", "length")
-            timings.state[index[event["request"]]] = COMPLETED if good else FAILED
-            timings.outputs[index[event["request"]]] = event["outputs"]
+            i, good = index[event["request"]], event["reason"] in ("stop", "length")
+            timings.state[i] = COMPLETED if good else FAILED
+            if event["outputs"] != timings.outputs[i]:
+                raise refusal(name, number, event, f"outputs={shown(event['outputs'])} must be "
+                                                   f"{timings.outputs[i]}, as many as it got")
     return timings
 
 

@@ -12,27 +12,43 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.core.params import shown
 from simulator.errors import ReplayError
+from simulator.logvalues import checked_events
 
 Event = Mapping[str, Any]
 
 
 def write_chrome_trace(logs: Sequence[Iterable[Event]], path: Path) -> int:
     """Two processes a log (replica): its steps, its requests. Events written, in order of time.
-    ReplayError, and no file, if the logs hold no step."""
+    ReplayError, and no file, if the logs hold no step, or what no run writes."""
     entries: list[dict[str, Any]] = []
     for number, events in enumerate(logs):
         name = "engine" if len(logs) == 1 else f"replica {number}"
-        entries += chrome_events(events, number * 2 + 1, name)
+        kept = checked_events(events, "the log" if len(logs) == 1 else f"the log of {name}")
+        entries += chrome_events(kept, number * 2 + 1, name)
     if all(entry["ph"] == "M" for entry in entries):
         raise ReplayError("the log holds no step: there is nothing to draw")
     # Names first. Of one instant, what ends comes before what begins: the sort keeps their order.
     entries.sort(key=lambda entry: entry.get("ts", -math.inf))
+    lines = ",\n".join(map(_line, entries))
     with path.open("w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        file.write(",\n".join(map(json.dumps, entries)))
+        file.write(lines)
         file.write("\n]}\n")
     return len(entries)
+
+
+def _line(entry: dict[str, Any]) -> str:
+    try:
+        return json.dumps(entry, allow_nan=False)
+    except ValueError:  # what stands beside the times, and is shown as it is
+        args = entry.get("args", {})
+        odd = {name: value for name, value in args.items()
+               if isinstance(value, float) and not math.isfinite(value)}
+        raise ReplayError(f"{entry['name']} of the log has {shown(odd or args)}, and JSON has "
+                          f"finite numbers only: record the run again, or give a log that nobody "
+                          f"has changed") from None
 
 
 def chrome_events(events: Iterable[Event], pid: int, name: str) -> Iterator[dict[str, Any]]:

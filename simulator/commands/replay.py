@@ -24,7 +24,7 @@ def replay(
     with (reading(log) as loaded, writing(copy),
           copy.open("w", encoding="utf-8") if copy else nullcontext() as target):
         with progress("replaying") as update:
-            report = run_replay(loaded, copy_to=target, on_step=update)
+            report = run_replay(loaded, name=str(log), copy_to=target, on_step=update)
         _show(report)
         if report.copy_error is not None:
             raise report.copy_error
