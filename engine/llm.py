@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,7 +12,7 @@ from engine.config import make_config
 from engine.core.errors import RequestError
 from engine.core.events import EventLog
 from engine.core.request import Request, SamplingParams
-from engine.outputs import Delta, RequestOutput
+from engine.outputs import RequestOutput
 from engine.parallel import become_worker_if_told, with_world
 from engine.prompts import (
     Prompt,
@@ -24,9 +24,9 @@ from engine.prompts import (
 )
 from engine.runner.build import build_engine
 from engine.runner.counter_rng import derive_seed
+from engine.runner.interrupts import deliver_interrupts, interrupts_held
 from engine.runner.session import Session
-
-_BEGUN = Delta("", 0, "", ())
+from engine.stream import Stream
 
 
 class LLM:
@@ -75,16 +75,18 @@ class LLM:
         and without any the model's own defaults do. A max_tokens that max_model_len does not leave
         room for is cut to what it leaves. PromptError (a RequestError), with nothing run, names the
         first prompt that cannot be served; a request that fails while it runs has finish_reason
-        "error" and its `error`.
+        "error" and its `error`. A Ctrl-C takes effect between two steps, and aborts all of them.
         """
-        groups = self._submit(as_list(prompts), sampling_params, priority)
-        sessions = [session for group in groups for session in group]
-        try:
-            for session in _progress(sessions) if use_tqdm else sessions:
-                self._run_until_finished(session)
-            return [self._result(group) for group in groups]
-        finally:
-            self._close(sessions)
+        asked = as_list(prompts)
+        with interrupts_held():
+            groups = self._submit(asked, sampling_params, priority)
+            sessions = [session for group in groups for session in group]
+            try:
+                for session in _progress(sessions) if use_tqdm else sessions:
+                    self._run_until_finished(session)
+                return [self._result(group) for group in groups]
+            finally:
+                self._close(sessions)
 
     def chat(self, messages: Sequence[Any],
              sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
@@ -108,14 +110,14 @@ class LLM:
 
     def stream(self, prompts: Prompt | Sequence[Prompt],
                sampling_params: SamplingParams | Sequence[SamplingParams] | None = None, *,
-               priority: int | Sequence[int] = 0) -> Iterator[Delta]:
+               priority: int | Sequence[int] = 0) -> Stream:
         """Yield what each step adds to each prompt, as it comes; the joined texts of a prompt's
         deltas are its text. Submits at once; closing or dropping the iterator, also one that nobody
         has asked for a delta, aborts what still runs."""
-        groups = self._submit(as_list(prompts), sampling_params, priority)
-        deltas = self._deltas([session for group in groups for session in group])
-        next(deltas)
-        return deltas
+        asked = as_list(prompts)
+        with interrupts_held():
+            groups = self._submit(asked, sampling_params, priority)
+            return Stream(self.engine, [session for group in groups for session in group])
 
     def close(self) -> None:
         """Finish the log and end the other ranks. The engine may not be used any more."""
@@ -132,26 +134,13 @@ class LLM:
         while not session.done:
             if not self.engine.step() and not session.done:
                 raise RuntimeError(f"the scheduler is idle, and {session.request!r} not finished")
-
-    def _deltas(self, sessions: list[Session]) -> Iterator[Delta]:
-        waiting = list(sessions)
-        try:
-            yield _BEGUN  # stream() takes it: a generator that has not begun would not clean up
-            while waiting:
-                for session in waiting:
-                    while (delta := session.take()) is not None:
-                        yield delta
-                # Done is asked first: whoever is done brings no delta after that.
-                waiting = [session for session in waiting if not session.done or session.inbox]
-                if waiting and not any(session.inbox for session in waiting):
-                    self.engine.step()
-        finally:
-            self._close(sessions)
+            deliver_interrupts()
 
     def _submit(self, prompts: list[Prompt],
                 params: SamplingParams | Sequence[SamplingParams] | None,
                 priority: int | Sequence[int]) -> list[list[Session]]:
-        """All prompts queued, n sessions each; none of them if one is refused."""
+        """All prompts queued, n sessions each; none of them if one is refused. For callers that
+        hold interrupts until they have taken charge of the sessions."""
         all_params = one_each("sampling_params", self.engine.defaults if params is None
                               else params, len(prompts))
         priorities = one_each("priority", priority, len(prompts))
@@ -160,6 +149,7 @@ class LLM:
             for item in zip(prompts, all_params, priorities, strict=True):
                 groups.append([])
                 self._submit_samples(*item, groups[-1])
+                deliver_interrupts()
         except RequestError as error:
             self._close([session for group in groups for session in group])
             raise PromptError(len(groups) - 1, len(prompts) > 1, error) from None

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from engine.core.batch import Batch, RowFailed
-from engine.core.errors import RequestError
+from engine.core.errors import RequestError, TandemError
 from engine.core.events import EventLog
 from engine.core.request import Request, SamplingParams
 from engine.core.scheduler import Scheduler
@@ -28,6 +28,10 @@ from engine.runner.tokenizer import TextTokenizer
 
 INSIDE = ("this thread is inside a step of this engine: run requests after it, not from a callback "
           "or a finalizer")
+
+
+class StepCut(TandemError):
+    """A step was cut in half by force; the engine may not be used any more."""
 
 
 class Engine:
@@ -53,7 +57,7 @@ class Engine:
         self.sessions: dict[str, Session] = {}  # by request id, until their consumer drops them
         self.started = perf_counter()
         self.closed = False
-        self.lost: ParallelError | None = None  # why no step can be done any more
+        self.lost: ParallelError | StepCut | None = None  # why no step can be done any more
         self._lock = RLock()
         self._threads: set[int] = set()  # those inside a call of this engine
         self._dropped: deque[Request] = deque()  # of sessions closed there, not aborted yet
@@ -63,6 +67,8 @@ class Engine:
         self._flight: InFlight | None = None  # the last step that was started
         self._done: tuple[Batch, StepOutput, float] | None = None  # by the turn that is on
         self._before: InFlight | None = None  # and the one before that, if not handed out yet
+        self._whole = True  # False while nothing may stop the step that is on, or it is lost
+        self._cut: BaseException | None = None  # what stopped the computation that is over
 
     def clock(self) -> float:
         """Seconds since the engine was made."""
@@ -71,11 +77,12 @@ class Engine:
     # ------------------------------------------------------------------ requests
     def submit(self, request: Request, owner: str = "", index: int = 0) -> Session:
         """Queue a request and open its session. RequestError, with nothing changed, if bad;
-        ParallelError if a rank is lost."""
+        ParallelError if a rank is lost. After a KeyboardInterrupt it may be queued: abort() it, or
+        submit where interrupts_held() until you have the session."""
         if self.closed:
             raise RequestError(f"request {request.id}: this engine is closed; make a new one")
-        self._check_ranks()
-        with self._inside():
+        self._check_lost()
+        with interrupts_held(), self._inside():
             return self._submit(request, owner, index)
 
     def _submit(self, request: Request, owner: str, index: int) -> Session:
@@ -100,21 +107,22 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step, wherever it is; unknown ids are ignored."""
-        with self._inside():
+        with interrupts_held(), self._inside():
             self.loop.abort(request_id)
 
     def close(self, *sessions: Session) -> None:
         """Forget sessions; their requests, if they still run, are aborted and give back their
         blocks, unless the engine is closed or lost, and all requests with it."""
-        running = [session for session in sessions if not session.done]
-        try:
-            if running and not self.closed and self.lost is None:
-                self._end(running)
-        finally:
-            for session in sessions:
-                name = session.request.id
-                if self.sessions.get(name) is session:  # the name may be another's by now
-                    del self.sessions[name]
+        with interrupts_held():
+            running = [session for session in sessions if not session.done]
+            try:
+                if running and not self.closed and self.lost is None:
+                    self._end(running)
+            finally:
+                for session in sessions:
+                    name = session.request.id
+                    if self.sessions.get(name) is session:  # the name may be another's by now
+                        del self.sessions[name]
 
     def _end(self, running: list[Session]) -> None:
         if self._is_inside():  # the collector came here: nothing may be waited for, no lock either
@@ -127,13 +135,14 @@ class Engine:
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
-        """Marks this thread: it may hold what a step needs, or be a step."""
+        """Marks this thread: it may hold what a step needs, or be a step. Inside interrupts_held()
+        only: a mark that stays would bar the thread for good."""
         here = get_ident()
         if here in self._threads:
             yield
             return
-        self._threads.add(here)
         try:
+            self._threads.add(here)
             yield
         finally:
             self._threads.discard(here)
@@ -145,14 +154,15 @@ class Engine:
 
     def shut_down(self) -> None:
         """Finish the log and end the other ranks, after the step in hand. Safe to call twice."""
-        with self._lock:
-            self.closed = True
-            if self.log is not None:
-                self.log.close()
-        if self.lead is not None:
-            self.lead.close()
-        if self.pipeline is not None:  # last: a rank that is gone has ended what its step waits for
-            self.pipeline.close()
+        with interrupts_held():
+            with self._lock:
+                self.closed = True
+                if self.log is not None:
+                    self.log.close()
+            if self.lead is not None:
+                self.lead.close()
+            if self.pipeline is not None:  # last: a rank that is gone has ended what a step awaits
+                self.pipeline.close()
 
     def _check(self, request: Request) -> None:
         """What the core cannot know: the vocabulary and the tokenizer."""
@@ -173,9 +183,9 @@ class Engine:
         """Compute one step and hand out what it brought; with a pipeline, start one and hand out
         what the one before brought. False if nothing is unfinished.
 
-        ParallelError if a rank is lost: the engine may then only be shut down. RequestError if it
-        was shut down, or if this thread is in a step already: a callback or a finalizer may not
-        run requests.
+        ParallelError if a rank is lost, StepCut after a second Ctrl-C that left half a step behind:
+        the engine may then only be shut down. RequestError if it was shut down, or if this thread
+        is in a step already: a callback or a finalizer may not run requests.
         """
         if self._is_inside():
             raise RequestError(INSIDE)
@@ -183,23 +193,31 @@ class Engine:
             if self.closed:
                 raise RequestError("this engine is closed, and what was unfinished with it: make a "
                                    "new one")
-            self._check_ranks()
+            self._check_lost()
             try:
                 return self._step()
             except ParallelError as error:
                 self.lost = error  # steps are in flight that nobody will ever settle
                 raise
+            except Exception:
+                raise
+            except BaseException as error:
+                if not self._whole:
+                    self.lost = StepCut(f"a step was cut in half ({type(error).__name__})")
+                raise
 
-    def _check_ranks(self) -> None:
+    def _check_lost(self) -> None:
         if self.lost is not None:
             raise type(self.lost)(f"this engine is lost, make a new one: {self.lost}")
 
     def _step(self) -> bool:
+        self._whole = False
         self._abort_dropped()
         if self._batch is None:
             self._wheel = self.loop.steps(self.clock, ahead=self.pipeline is not None)
             self._batch = next(self._wheel, None)
             if self._batch is None:
+                self._whole = True
                 return False
         self._turn(self._batch)
         # Nobody may ever ask for these: a step that is in flight for nothing, what a stop token cut
@@ -224,7 +242,7 @@ class Engine:
 
     def _turn(self, batch: Batch) -> None:
         """Execute `batch`, or with a pipeline start it; tell the loop, which schedules the next."""
-        self._done = None
+        self._done, self._whole = None, False
         result = (self._compute(batch) if self.pipeline is None
                   else self._advance(self.pipeline, batch))
         self._batch = None
@@ -232,6 +250,10 @@ class Engine:
             self._batch = self._wheel.send(result)
         if self._batch is None:
             self._rest()
+        self._whole = True
+        if self._cut is not None:
+            cut, self._cut = self._cut, None
+            raise cut
         if self._done is not None and self.on_step is not None:
             self.on_step(*self._done)  # last: what it raises finds the step whole
 
@@ -243,6 +265,11 @@ class Engine:
             raise
         except Exception as error:  # whatever the model raises ends this step's requests only
             return _failed(error, perf_counter() - started)
+        except BaseException as error:
+            if self.lead is not None:
+                raise  # the ranks have parted
+            self._cut = error  # the same, and raised when the step is settled
+            return _failed(error, perf_counter() - started)
         return self._take(batch, output, perf_counter() - started)
 
     def _advance(self, pipeline: Pipeline, batch: Batch) -> StepResult:
@@ -252,15 +279,18 @@ class Engine:
         before = self._before
         if before is None:
             return StepResult([])
+        self._whole = True  # a wait can be done again
         try:
             output, seconds = pipeline.finish(before)
         except ParallelError:
             raise
         except Exception as error:
+            self._whole = False
             assert self._flight is not None
             self._flight.discard()  # it stands on what has failed
             self._before = self._flight = None
             return _failed(error, pipeline.lap(before))
+        self._whole = False
         self._before = None
         return self._take(before.batch, output, seconds)
 
@@ -301,7 +331,7 @@ class Engine:
             session.finish(self.clock())
 
 
-def _failed(error: Exception, seconds: float) -> StepResult:
+def _failed(error: BaseException, seconds: float) -> StepResult:
     return StepResult([], seconds, {"source": "measured"},
                       error=f"the step failed: {type(error).__name__}: {error}")
 
