@@ -14,6 +14,8 @@ from torch import nn
 from engine.layers.shard import Loadable, Slot
 from engine.weights.errors import WeightsError
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+ROWS = 4096  # of a matrix that are compared at once
 FLOATS = ("BF16", "F16", "F32", "F64")  # safetensors' names of what a weight may be stored in
 
 
@@ -31,20 +33,24 @@ def load_weights(model: nn.Module, directory: Path) -> None:
 
 
 def check_weights(model: nn.Module, directory: Path) -> None:
-    """Raise what load_weights() would, reading no weights: `model` may lie on no device (meta)."""
+    """Raise what load_weights() would, reading no weights but a head that may be superfluous:
+    `model` may lie on no device (meta)."""
     for _ in _placed(model, directory):
         pass
 
 
 def _placed(model: nn.Module, directory: Path) -> Iterator[tuple[Slot, Any]]:
     """(slot, lazy tensor) of every tensor that the model wants; after them, WeightsError if some
-    are missing."""
+    are missing, or if a head is there that a tied model would leave out."""
     slots = checkpoint_slots(model)
     open_slots = dict.fromkeys(slots)  # an ordered set of names still to come
-    tied = "lm_head.weight" not in slots
+    tied = HEAD not in slots
+    ends: dict[str, Path] = {}  # where the two tensors lie that a tied model has one of
     for path in shard_files(directory):
         for name, tensor in _tensors(path):
             slot = slots.get(name)
+            if name in (EMBEDDING, HEAD):
+                ends[name] = path
             if slot is None:
                 if _is_derived(name, tied):
                     continue
@@ -70,6 +76,26 @@ def _placed(model: nn.Module, directory: Path) -> Iterator[tuple[Slot, Any]]:
             f"is {next(iter(open_slots))!r}: the checkpoint is incomplete, "
             f"fetch it again"
         )
+    if tied and len(ends) == 2:
+        _check_head(ends, slots[EMBEDDING])
+
+
+def _check_head(ends: dict[str, Path], slot: Slot) -> None:
+    """WeightsError unless the head of a tied model is its embedding once more, over this rank's
+    `slot` of it. Others do not agree on which of the two to take: transformers 5 takes the head."""
+    with (safe_open(str(ends[EMBEDDING]), framework="pt") as one,
+          safe_open(str(ends[HEAD]), framework="pt") as other):
+        embedding, head = one.get_slice(EMBEDDING), other.get_slice(HEAD)
+        end, same = slot.start + len(slot.region), head.get_shape() == embedding.get_shape()
+        for row in range(slot.start, end, ROWS):
+            rows = slice(row, min(row + ROWS, end))
+            same = same and torch.equal(embedding[rows].to(slot.region.dtype),
+                                        head[rows].to(slot.region.dtype))
+    if not same:
+        raise WeightsError(
+            f"{ends[HEAD].name} holds a {HEAD!r} that is not the embedding, and config.json says "
+            f"tie_word_embeddings=true, to use the embedding for it: set that to false to use this "
+            f"head, or take the tensor out of the file")
 
 
 def dummy_weights(model: nn.Module, seed: int = 0) -> None:
@@ -137,4 +163,4 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _is_derived(name: str, tied: bool) -> bool:
     """Tensors that some checkpoints carry although they follow from others."""
-    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == HEAD)

@@ -116,7 +116,7 @@ def drop_a_stream(llm: LLM) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["blocking", "overlap"])
 @pytest.mark.parametrize("call", [generate, stream_to_the_end, close_a_stream, drop_a_stream])
-def test_an_interrupt_at_any_bytecode_leaves_nothing_behind(call, overlap, monkeypatch):
+def test_an_interrupt_leaves_nothing_behind_wherever_it_is_noticed(call, overlap, monkeypatch):
     again: list[int] = []
     monkeypatch.setattr("engine.stream.interrupt_again", lambda: again.append(1))
     with LLM("tiny", num_kv_blocks=20, overlap=overlap) as llm:

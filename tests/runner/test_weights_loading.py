@@ -19,7 +19,7 @@ from engine.models.generation import read_sampling_defaults
 from engine.models.registry import build_model
 from engine.runner.model_runner import load_model, parse_dtype
 from engine.weights.errors import ModelNotFound, UnsupportedModel, WeightsError
-from engine.weights.loader import checkpoint_slots, load_weights
+from engine.weights.loader import check_weights, checkpoint_slots, load_weights
 from engine.weights.resolve import resolve_model
 from tests.runner.tiny_models import FAMILIES
 
@@ -113,6 +113,43 @@ def test_tensors_that_follow_from_others_are_not_unexpected(checkpoint, tmp_path
         "lm_head.weight": tensors["model.embed_tokens.weight"].clone(),
         "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}))
     load(directory)
+
+
+def add_a_head(directory, row=None):
+    """Of its own; like the embedding but for one row, if a `row` is given."""
+    def change(tensors):
+        head = tensors["model.embed_tokens.weight"].clone()
+        head[slice(None) if row is None else row] += 1.0
+        tensors["lm_head.weight"] = head
+    edit(directory, change)
+
+
+@pytest.mark.parametrize("row", [None, 0, -1])
+@pytest.mark.parametrize("shard", [Shard(), Shard(0, 2), Shard(1, 2)])
+def test_a_tied_model_with_a_head_of_its_own_is_refused_by_the_rank_that_sees_it(
+        row, shard, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr("engine.weights.loader.ROWS", 10)
+    directory = copy_of(checkpoint("qwen3")[0], tmp_path)
+    add_a_head(directory, row)
+    if shard.size == 2 and row is not None and row != -shard.rank:
+        load(directory, shard=shard)  # the other one's row
+        return
+    with pytest.raises(WeightsError, match="'lm_head.weight' that is not the embedding.*"
+                                           "tie_word_embeddings=true.* set that to false"):
+        load(directory, shard=shard)
+
+
+def test_the_head_of_a_tied_model_is_compared_across_files_and_without_a_device(
+        checkpoint, tmp_path):
+    directory = copy_of(checkpoint("qwen3")[0], tmp_path)
+    add_a_head(directory)
+    tensors = load_file(directory / WEIGHTS)
+    save_file({"lm_head.weight": tensors.pop("lm_head.weight")}, directory / "model-2.safetensors")
+    save_file(tensors, directory / WEIGHTS)
+    with torch.device("meta"):
+        model = build_model(read_model_config(directory), Shard(), torch.float32)
+    with pytest.raises(WeightsError, match="model-2.safetensors holds a 'lm_head.weight' that"):
+        check_weights(model, directory)
 
 
 @pytest.mark.parametrize("files", [1, None, ["a"], {"a": "b"}])
