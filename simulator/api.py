@@ -13,15 +13,25 @@ from typing import Any
 from engine.core.config import SchedulerConfig
 from engine.core.errors import ConfigError
 from engine.core.events import EventLog
+from engine.core.params import is_whole
 from engine.core.scheduler import Scheduler
 from engine.loop import EngineLoop
+from engine.mistakes import file_sentence
+from simulator.arguments import (
+    check_client,
+    check_failures,
+    check_run,
+    device_of,
+    model_of,
+    settings_of,
+)
 from simulator.bounds import Bounds, Divergence, check_engines, find_divergence
 from simulator.cost import CostModel, Roofline
 from simulator.disagg import Split, SplitWorld, Transfers
 from simulator.errors import WorkloadError
-from simulator.hardware import Hardware, kv_blocks, list_hardware, load_hardware
-from simulator.metrics import Metrics, compute_metrics, metrics_from_log
-from simulator.modelspec import ModelSpec, list_models, load_model
+from simulator.hardware import Hardware, kv_blocks, list_hardware
+from simulator.metrics import Metrics, check_slo, compute_metrics, metrics_from_log
+from simulator.modelspec import ModelSpec, list_models
 from simulator.router import make_router
 from simulator.timings import FAILED, REJECTED, Timings
 from simulator.workload import Workload
@@ -77,7 +87,7 @@ def engine_config(model: ModelSpec, hardware: Hardware, *, tp: int = 1,
         settings["num_blocks"] = kv_blocks(model, hardware, size, tp=tp, utilization=utilization)
         notes.append(f"{settings['num_blocks']:,} KV blocks of {size} tokens fit {hardware.name} "
                      f"beside {model.name}")
-    if "max_model_len" not in settings:
+    if "max_model_len" not in settings and is_whole(settings["num_blocks"]):
         held = max(1, settings["num_blocks"] * size)
         settings["max_model_len"] = min(model.max_len, held)
         if held < model.max_len:
@@ -107,19 +117,14 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     (replica, seconds) pairs. `split` sets the number of replicas: some prefill, the others decode.
     TandemError subclasses for every wrong input.
     """
-    if not isinstance(workload, Workload):
-        raise WorkloadError(f"{workload!r} is no workload: read_trace(path) or poisson(…) makes "
-                            f"one")
-    if replicas < 1:
-        raise ConfigError(f"replicas={replicas} must be at least 1")
-    if split is not None and replicas not in (1, split.replicas):
-        raise ConfigError(f"replicas={replicas}, but {split.prefill} prefill and {split.decode} "
-                          f"decode: leave replicas out")
-    spec = load_model(model) if isinstance(model, str) else model
-    device = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    check_run(workload, replicas, split, cost, parts, bounds, log)
+    check_client(client_seconds, workload)
+    check_failures(failures)
+    check_slo(slo)
+    spec, device = model_of(model), device_of(hardware)
     notes = list(workload.notes)
     if not isinstance(config, SchedulerConfig):
-        config, chosen = engine_config(spec, device, tp=tp, **(config or {}))
+        config, chosen = engine_config(spec, device, tp=tp, **settings_of(config))
         notes += chosen
     price = cost or Roofline(spec, device, tp=tp, block_size=config.block_size, graphs=graphs)
     header = run_header("simulated", config, spec, device, seed, workload.name, tp, graphs)
@@ -131,12 +136,15 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     settings: dict[str, Any] = {"router": make_router(router, seed), "bounds": bounds,
                                 "failures": failures, "on_progress": on_progress,
                                 "client": client_seconds}
-    if split is None:
-        world = World(workload, make_loop, price, replicas=replicas, **settings)
-    else:
-        world = SplitWorld(workload, make_loop, price, split=split,
-                           kv_bytes=spec.kv_bytes_per_token,
-                           decode_router=make_router(router, seed), **settings)
+    try:
+        if split is None:
+            world = World(workload, make_loop, price, replicas=replicas, **settings)
+        else:
+            world = SplitWorld(workload, make_loop, price, split=split,
+                               kv_bytes=spec.kv_bytes_per_token,
+                               decode_router=make_router(router, seed), **settings)
+    except OSError as error:  # a log that cannot be written
+        raise WorkloadError(file_sentence(error)) from None
     begun, cpu = time.perf_counter(), time.process_time()
     try:
         timings = world.run()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.core.params import is_number, shown
 from simulator.errors import WorkloadError
 from simulator.timings import COMPLETED, FAILED, NEVER, REJECTED, Timings
 
@@ -27,8 +28,8 @@ class Bounds:
 
     def __post_init__(self) -> None:
         for name, value in (("queue", self.max_queue), ("simulated time", self.max_seconds)):
-            if value is not None and not value > 0:
-                raise WorkloadError(f"the bound on the {name} is {value:g}, must be above 0")
+            if value is not None and not (is_number(value) and value > 0):
+                raise WorkloadError(f"the bound on the {name} is {shown(value)}, must be above 0")
 
 
 def check_engines(number: int) -> None:

@@ -19,13 +19,18 @@ import numpy as np
 import simpy
 
 from engine.core.errors import RequestError
+from engine.core.params import is_number, is_whole, shown
 from engine.core.request import Request, SamplingParams
+from engine.loop import EngineLoop
+from simulator.bounds import Bounds
 from simulator.chats import ANSWER
+from simulator.cost import CostModel
 from simulator.errors import WorkloadError
 from simulator.metrics import Summary, summarize
 from simulator.replica import Replica
 from simulator.router import Router
 from simulator.timings import FAILED, NEVER, REJECTED, Live, Timings
+from simulator.workload import Workload
 from simulator.world import World
 
 KV_LINK = 50.0  # 10^9 bytes a second: a 400 Gbit/s network card, one direction
@@ -43,6 +48,13 @@ class Split:
     latency: float = KV_LATENCY_US * 1e-6  # seconds a transfer, beside its bytes
 
     def __post_init__(self) -> None:
+        for number in (self.prefill, self.decode):
+            if not is_whole(number):
+                raise WorkloadError(f"a split has {shown(number)} replicas of a kind, must be a "
+                                    f"whole number")
+        for name, value in (("bandwidth", self.bandwidth), ("latency", self.latency)):
+            if not is_number(value):
+                raise WorkloadError(f"the KV link's {name} is {shown(value)}, must be a number")
         if self.prefill < 1 or self.decode < 1:
             raise WorkloadError(f"--disaggregate {self.prefill}:{self.decode}: both prefill and "
                                 f"decode need at least 1 replica")
@@ -124,14 +136,19 @@ class SplitWorld(World):
     for room, lies outside the pools: buffers of the network are not counted.
     """
 
-    def __init__(self, *args: Any, split: Split, kv_bytes: int, decode_router: Router, **more: Any):
-        """`kv_bytes` a token, all ranks together; the rest as World, whose `replicas` is set."""
+    def __init__(self, workload: Workload, make_loop: Callable[[int], EngineLoop],
+                 cost: CostModel, *, split: Split, kv_bytes: int, router: Router,
+                 decode_router: Router, bounds: Bounds | None = None,
+                 failures: Sequence[tuple[int, float]] = (),
+                 on_progress: Callable[[int, int], None] | None = None, client: float = 0.0):
+        """`kv_bytes` a token, all ranks together; the rest as of World."""
         self.split, self._kv_bytes, self._decode_router = split, kv_bytes, decode_router
         self.transfers = Transfers(links=[Link(split) for _ in range(split.prefill)])
         # By prefill replica and request: the transfer, and when its last byte leaves.
         self._sending: list[dict[int, tuple[simpy.Process, float]]] = [
             {} for _ in range(split.prefill)]
-        super().__init__(*args, replicas=split.replicas, **more)
+        super().__init__(workload, make_loop, cost, router=router, replicas=split.replicas,
+                         bounds=bounds, failures=failures, on_progress=on_progress, client=client)
         self.timings.decoding = array("d", [NEVER]) * len(self.workload)
         self.entrance, self._decoders = (self.replicas[:split.prefill],
                                          self.replicas[split.prefill:])

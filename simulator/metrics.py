@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.core.params import is_number, shown
 from simulator.errors import WorkloadError
 from simulator.logvalues import checked_events
 from simulator.timings import COMPLETED, FAILED, PENDING, REJECTED, Timings, timings_from_log
@@ -151,13 +152,24 @@ def _interpolate(at_rank: Callable[[int], float], total: int, share: float) -> f
     return below + (above - below) * (place - low)
 
 
+def check_slo(slo: Mapping[str, float] | None) -> None:
+    """WorkloadError unless each bound is a latency's, and a number of seconds above 0."""
+    if slo is not None and not isinstance(slo, Mapping):
+        raise WorkloadError(f"slo={shown(slo)} must be a mapping such as {{'ttft': 0.5}}")
+    for name, bound in (slo or {}).items():
+        if name not in GOODPUT:
+            raise WorkloadError(f"goodput bounds {shown(name)}; it takes ttft, tpot and e2el")
+        if not is_number(bound) or not bound > 0:
+            raise WorkloadError(f"goodput bounds {name} by {shown(bound)}, must be a number of "
+                                f"seconds above 0")
+
+
 def compute_metrics(timings: Timings, slo: Mapping[str, float] | None = None, *,
                     client: float = 0.0) -> Metrics:
     """All figures of a run. `slo` bounds "ttft", "tpot", "e2el" in seconds, for goodput. `client`
     is what a client sees on top of the engine's TTFT and E2EL: network, HTTP, tokenizing. For it a
     request is under way that much longer, and so is the run."""
-    if unknown := set(slo or ()) - GOODPUT:
-        raise WorkloadError(f"goodput bounds {sorted(unknown)[0]!r}; it takes ttft, tpot and e2el")
+    check_slo(slo)
     state = np.frombuffer(timings.state, dtype=np.uint8)
     good = np.flatnonzero(state == COMPLETED)
     at, first, last, outputs, prompts = (np.asarray(column)[good] for column in (

@@ -16,6 +16,7 @@ from engine.core.batch import Batch
 from engine.core.request import Request
 from engine.loop import EngineLoop, StepResult
 from simulator.cost import CostModel
+from simulator.errors import SpecError
 from simulator.timings import Recorder, Timings
 
 
@@ -77,6 +78,10 @@ class Replica:
             while batch is not None:
                 begin = env.now
                 result, ends = self._execute(batch, begin)
+                if not begin <= ends[-1] < math.inf:
+                    raise SpecError(f"the cost model prices step {batch.step} at "
+                                    f"{ends[-1] - begin:g} s, and a step takes a finite number of "
+                                    f"seconds, at least 0")
                 self._in_hand = batch, begin, ends
                 try:
                     # End minus begin is exact in floating point here, so `now` becomes the very

@@ -86,6 +86,6 @@ ROUTERS: dict[str, type] = {"round_robin": RoundRobin, "least_loaded": LeastLoad
 
 def make_router(name: str, seed: int = 0) -> Router:
     """A router by name. WorkloadError lists the known ones."""
-    if name not in ROUTERS:
+    if not isinstance(name, str) or name not in ROUTERS:
         raise WorkloadError(f"unknown router {name!r}; known: {', '.join(ROUTERS)}")
     return ROUTERS[name](seed)

@@ -71,8 +71,9 @@ class Workload:
                        outputs=self.outputs[:count], notes=list(self.notes))
 
     def window(self, start: int, count: int) -> Workload:
-        """Requests start … start + count - 1 as a workload of their own that begins at 0."""
-        if self.waits or not 0 <= start < len(self) or count < 1:
+        """Requests start … start + count - 1 as a workload of their own that begins at 0.
+        WorkloadError unless all of them are there."""
+        if self.waits or start < 0 or count < 1 or start + count > len(self):
             raise WorkloadError(f"requests {start} to {start + count - 1} of {self.name} are no "
                                 f"window of a trace of {len(self):,}")
         end, keys, tokens = start + count, self.keys, self.tokens
