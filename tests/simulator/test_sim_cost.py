@@ -187,3 +187,17 @@ def test_the_shape_of_one_chunk_among_decodes_is_that_of_the_general_sum():
                 sum(counts), len(rows), len(ones), sum(ones) + len(ones), len(more),
                 sum(q for _, q in more), sum(k + q for k, q in more),
                 sum(q * k + q * (q + 1) / 2 for k, q in more))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_ranks_bytes_are_those_of_the_documents_table(ranks):
+    """Weights are divided, and of a GEMM's activations the side that is: not the other."""
+    m, t = LLAMA, 100
+    q, kv = m.heads * m.head_dim / ranks, m.kv_heads * m.head_dim / ranks
+    f, h, v = m.intermediate / ranks, m.hidden, m.vocab / ranks
+    gemms = [(h, q + 2 * kv), (q, h), (h, 2 * f), (f, h)]
+    layer = sum(k * n + t * (k + n) for k, n in gemms) + t * (8 * h + 3 * f + 2 * (q + kv))
+    head = h * v + h + v  # of one row
+    attention = 2 * m.layers * kv * (t + t)  # K and V: read by the chunk, and written
+    expected = m.dtype_bytes * (m.layers * layer + head + attention)
+    assert Roofline(m, H100, tp=ranks).price(chunk(t, 0)).bytes == pytest.approx(expected)
