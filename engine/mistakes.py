@@ -61,6 +61,17 @@ def shorten(text: str, most: int = 120) -> str:
     return f"{text[:most * 2 // 3]} … {text[-(most // 3):]}"
 
 
+def reason_of(error: BaseException) -> str:
+    """What another library's error says first, in one line: its class where it says nothing. A line
+    that ends in a colon only announces the next; a KeyError's text comes in quotes."""
+    quoted = isinstance(error, KeyError) and len(error.args) == 1
+    text = str(error.args[0]) if quoted else str(error)
+    lines = [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+    end = next((place for place, line in enumerate(lines) if not line.endswith(":")), len(lines))
+    said = shorten(" ".join(lines[:end + 1]), 400).rstrip(".")
+    return said or type(error).__name__
+
+
 def read_text(path: str | Path, want: str, wrong: type[Exception]) -> str:
     """A user's UTF-8 text file that is not empty. `wrong`, with one sentence, if it is none."""
     try:

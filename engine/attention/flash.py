@@ -22,6 +22,7 @@ import torch
 from engine.attention.base import AttentionShape, StepInputs
 from engine.attention.upload import upload
 from engine.core.errors import ConfigError
+from engine.mistakes import reason_of
 
 DTYPES = (torch.float16, torch.bfloat16)
 PAGE_MULTIPLE = 256  # flash-attn 2 only
@@ -75,7 +76,7 @@ def find_library(shape: AttentionShape) -> Library | str:
             except ModuleNotFoundError:
                 reason = "is not installed"
             except (ImportError, OSError, RuntimeError) as error:  # built for another torch
-                reason = f"does not import ({(str(error) or repr(error)).splitlines()[0]})"
+                reason = f"does not import ({reason_of(error)})"
         reasons.append(f"{PACKAGES[version]} {reason}")
     return "; ".join(reasons)
 

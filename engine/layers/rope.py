@@ -122,7 +122,7 @@ def _yarn(config: ModelConfig, inv_freq: torch.Tensor,
     """Fast channels kept, slow ones interpolated, a ramp between, and attention sharpened."""
     dim, theta = config.head_dim, config.rope.theta
     trained = read("original_max_position_embeddings", config.max_position_embeddings)
-    factor = read("factor", config.max_position_embeddings / trained)
+    factor = read("factor")
 
     def channel(turns: float) -> float:  # the channel that turns so often in the trained length
         return dim * math.log(trained / (turns * 2 * math.pi)) / (2 * math.log(theta))

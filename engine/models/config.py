@@ -13,6 +13,9 @@ from engine.weights.errors import ModelNotFound, UnsupportedModel
 
 MOST_LAYERS = 10_000
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+NEEDED = {  # what a rope type cannot do without, here or in transformers
+    "linear": ("factor",), "dynamic": ("factor",), "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 # (field, its least value, whether it must lie above that); factors as transformers bounds them.
 SCALING_RANGES = (
     ("factor", 1.0, False), ("original_max_position_embeddings", 1.0, False),
@@ -186,15 +189,15 @@ def _read_rope(read: Fields, name: str) -> RopeConfig:
                     **{key: value for key, value in settings.items() if value is not None}},
                    read.where)
     settings.pop("rope_theta", None)
-    _check_scaling(given)
+    _check_scaling(given, NEEDED.get(kind, ()))
     return RopeConfig(type=kind, theta=given.number("rope_theta", 10000.0, low=1.0, above=True,
                                                     high=1e30), scaling=settings)
 
 
-def _check_scaling(given: Fields) -> None:
+def _check_scaling(given: Fields, needed: tuple[str, ...]) -> None:
     """What any rope type reads of its numbers must be able to stand in its formulas."""
     for key, low, above in SCALING_RANGES:
-        if key in given:
+        if key in given or key in needed:
             given.number(key, low=low, above=above, high=float(LONGEST))
     if {"low_freq_factor", "high_freq_factor"} <= given.values.keys():
         low = given.number("low_freq_factor")

@@ -22,6 +22,7 @@ import torch
 from engine.attention.base import StepInputs
 from engine.attention.upload import upload
 from engine.core.errors import ConfigError
+from engine.mistakes import reason_of
 
 Call = Callable[[], torch.Tensor]
 Fill = Callable[[torch.Tensor], None]  # puts token ids that only the device knows into the ids
@@ -148,7 +149,7 @@ class DecodeGraphs:
             except RuntimeError as error:
                 raise ConfigError(
                     f"no CUDA graph could be recorded for {size} rows "
-                    f"({(str(error).splitlines() or [''])[0]}): enforce_eager=True runs without, "
+                    f"({reason_of(error)}): enforce_eager=True runs without, "
                     f"and a lower max_num_seqs or gpu_memory_utilization needs less memory"
                 ) from error
 

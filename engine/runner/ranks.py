@@ -37,6 +37,7 @@ from engine.core.request import Request
 from engine.core.scheduler import Scheduler
 from engine.hub import GRACE, Follower, Hub, RankLost
 from engine.layers.shard import Shard
+from engine.mistakes import reason_of
 from engine.parallel import Lead, connect, follower_store, spawned_follower
 from engine.runner.device import pick_device
 from engine.runner.model_runner import ModelRunner, Prepared, StepOutput
@@ -358,4 +359,4 @@ def _unpack_request(values: tuple, named: dict[str, Request]) -> Request:
 def _short(error: Exception) -> str:
     if isinstance(error, TandemError):
         return str(error)
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return f"{type(error).__name__}: {reason_of(error)}"

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.errors import RequestError
+from engine.mistakes import reason_of
 from engine.runner.byte_fallback import ByteFallback, Decode
-from engine.weights.errors import ModelNotFound
+from engine.weights.errors import ModelNotFound, UnsupportedModel
 
 FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model")
 
@@ -71,7 +72,8 @@ class TextTokenizer:
 def load_tokenizer(directory: Path) -> TextTokenizer | None:
     """The directory's tokenizer; None if it has none (token ids still work).
 
-    ModelNotFound if its files cannot be read.
+    ModelNotFound if its files cannot be read; UnsupportedModel if it is config.json, which
+    transformers reads for it and is stricter about than we are.
     """
     if not any((directory / name).is_file() for name in FILES):
         return None
@@ -79,5 +81,18 @@ def load_tokenizer(directory: Path) -> TextTokenizer | None:
     try:
         return TextTokenizer(AutoTokenizer.from_pretrained(str(directory)), directory.name)
     except Exception as error:  # a damaged file raises whatever its parser raises
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = reason_of(error)
+        if reason == _refusal_of_config(directory):
+            raise UnsupportedModel(f"{directory}/config.json: transformers, which loads the "
+                                   f"tokenizer, refuses it: {reason}; correct that field") from None
         raise ModelNotFound(f"the tokenizer of {directory} cannot be read: {reason}") from None
+
+
+def _refusal_of_config(directory: Path) -> str | None:
+    """What transformers says of config.json alone; None: nothing."""
+    from transformers import AutoConfig
+    try:
+        AutoConfig.from_pretrained(str(directory))
+    except Exception as error:
+        return reason_of(error)
+    return None

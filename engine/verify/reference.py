@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from engine.core.errors import TandemError
+from engine.mistakes import reason_of
 
 ATTENTION = "tandem_verify"  # our name for transformers' own SDPA, with a look at what it is given
 Save = Callable[[str, torch.Tensor], None]
@@ -62,8 +63,7 @@ def load_reference(directory: Path, dtype: torch.dtype) -> Any:
         return transformers.AutoModelForCausalLM.from_pretrained(
             directory, dtype=dtype, attn_implementation=ATTENTION).eval()
     except Exception as error:  # its errors have no common class
-        raise VerifyError(f"transformers cannot load {directory}: "
-                          f"{(str(error).splitlines() or [''])[0]}") from None
+        raise VerifyError(f"transformers cannot load {directory}: {reason_of(error)}") from None
 
 
 @torch.inference_mode()

@@ -16,8 +16,10 @@ from engine.core.block_pool import BlockPool
 from engine.core.errors import ConfigError, RequestError, TandemError
 from engine.core.events import read_log
 from engine.core.policies import Fcfs
+from engine.mistakes import reason_of
 from engine.prompts import PromptError
 from engine.runner.sizing import TandemWarning
+from engine.weights.errors import UnsupportedModel
 from engine.weights.resolve import resolve_model
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
@@ -445,6 +447,31 @@ def test_a_damaged_tokenizer_is_a_named_error(tmp_path):
     (directory / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(TandemError, match="tokenizer of .* cannot be read"):
         LLM(directory)
+
+
+@pytest.mark.parametrize("field, value, reason", [
+    ("rms_norm_eps", 0, "Field 'rms_norm_eps' expected float, got int (value: 0)"),
+    ("max_position_embeddings", None, "Field 'max_position_embeddings' expected int, got NoneType"),
+    ("use_cache", "yes", "Field 'use_cache' expected bool, got str (value: 'yes')")])
+def test_a_config_that_only_transformers_refuses_is_named_with_its_whole_reason(
+        field, value, reason, tmp_path):
+    directory = shutil.copytree(resolve_model("tiny"), tmp_path / "odd")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(UnsupportedModel) as raised:
+        LLM(directory)
+    said = str(raised.value)
+    assert said.startswith(f"{directory}/config.json: transformers") and reason in said
+    assert "\n" not in said and said.endswith("correct that field")
+
+
+@pytest.mark.parametrize("error, said", [
+    (ValueError("first.\nsecond"), "first"), (ValueError("field:\n\n   why  not\nmore"),
+                                             "field: why not"),
+    (KeyError("no such key"), "no such key"), (ValueError("only:"), "only:"),
+    (RuntimeError(), "RuntimeError"), (KeyError(), "KeyError")])
+def test_a_librarys_reason_is_its_first_line_and_what_that_announces(error, said):
+    assert reason_of(error) == said
 
 
 @pytest.mark.parametrize("params", [{"max_tokens": 3}, 3, [3]])

@@ -59,6 +59,9 @@ def test_a_mixtures_fields_are_checked_too(field, value, tmp_path):
 @pytest.mark.parametrize("settings, field", [
     *(({"type": kind, "factor": value}, "factor") for kind in ("linear", "dynamic", "yarn")
       for value in (0, -2, "x", [2], float("nan"), 1e300)),
+    *(({"type": kind}, "factor") for kind in ("linear", "dynamic", "yarn", "llama3")),
+    ({**LLAMA3, "high_freq_factor": 4.0}, "low_freq_factor"),
+    ({**LLAMA3, "low_freq_factor": 1.0}, "high_freq_factor"),
     ({**YARN, "beta_fast": 0}, "beta_fast"), ({**YARN, "beta_slow": -1}, "beta_slow"),
     ({**YARN, "rope_theta": 1.0}, "rope_theta"), ({**YARN, "rope_theta": "x"}, "rope_theta"),
     ({**YARN, "original_max_position_embeddings": 0}, "original_max_position_embeddings"),

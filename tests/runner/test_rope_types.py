@@ -120,8 +120,10 @@ def test_an_unknown_rope_type_is_refused_by_name(tmp_path):
 
 
 def test_a_missing_number_is_named(tmp_path):
-    config = write_config(tmp_path, rope_scaling={"rope_type": "llama3", "factor": 8.0})
-    with pytest.raises(UnsupportedModel, match="'llama3' needs a number for 'low_freq_factor'"):
+    numbers = {**TYPES["llama3"]}
+    del numbers["original_max_position_embeddings"]
+    config = write_config(tmp_path, rope_scaling={"rope_type": "llama3", **numbers})
+    with pytest.raises(UnsupportedModel, match="'llama3' needs a number for 'original_max_pos"):
         frequencies(config, 128)
 
 
