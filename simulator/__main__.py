@@ -6,11 +6,17 @@ import sys
 
 import typer
 
+from simulator import compiled
+
+if __name__ == "__main__":  # before anything that it replaces is imported
+    compiled.use_everywhere()
+
 from engine.mistakes import usage_sentence, warn_in_one_line
 from simulator.commands.bench import bench
 from simulator.commands.calibrate import calibrate
 from simulator.commands.capacity import capacity
 from simulator.commands.compare import compare
+from simulator.commands.compile import compile_core
 from simulator.commands.export import export
 from simulator.commands.policies import policies
 from simulator.commands.replay import replay
@@ -28,6 +34,7 @@ app.command()(calibrate)
 app.command()(compare)
 app.command()(policies)
 app.command()(bench)
+app.command("compile")(compile_core)
 
 
 def main() -> int:

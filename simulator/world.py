@@ -43,7 +43,7 @@ class World:
                  cost: CostModel, *, router: Router, replicas: int = 1,
                  bounds: Bounds | None = None, failures: Sequence[tuple[int, float]] = (),
                  on_progress: Callable[[int, int], None] | None = None, client: float = 0.0):
-        self.env = simpy.Environment()
+        self.env = simpy.Environment(0.0)  # not 0: a time is written as a float, also the first
         self.workload = workload
         never = array("d", [math.inf])  # sent: users who wait for answers say when
         self.timings = Timings.expecting(never * len(workload) if workload.waits else workload.at,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from engine.weights.resolve import cache_dir
+from engine.cache import cache_dir
 
 SOURCE = Path(__file__).with_name("cpu_kernels.cpp")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp")

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from engine.cache import cache_dir
 from engine.weights.errors import ModelNotFound
 
 TINY = Path(__file__).parent / "tiny"
 PULLABLE = ("smollm2",)  # names that `python -m engine pull` can fetch
 HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-
-
-def cache_dir() -> Path:
-    """Where pulled models live: $TANDEM_CACHE, else ~/.cache/tandem."""
-    return Path(os.environ.get("TANDEM_CACHE") or Path.home() / ".cache" / "tandem")
 
 
 def pulled_dir(name: str) -> Path:
