@@ -72,12 +72,15 @@ def check_run(workload: Workload, replicas: int, split: Split | None, cost: Cost
         raise ConfigError(f"replicas={shown(replicas)} must be a whole number of at least 1")
     for name, value, kind, way in (
             ("split", split, Split, "Split(prefill, decode)"),
-            ("cost", cost, CostModel, "a CostModel: Roofline, Fitted or a class of yours"),
             ("bounds", bounds, Bounds, "Bounds(max_queue, max_seconds)"),
             ("parts", parts, Mapping, "a mapping of names to factories"),
             ("log", log, (str, PathLike), "a path")):
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}={shown(value)} must be {way}")
+    if cost is not None and not all(callable(getattr(cost, name, None))
+                                    for name in ("cost", "seconds")):
+        raise ConfigError(f"cost={shown(cost)} must be a CostModel: Roofline, Fitted or a class of "
+                          f"yours")
     _check_names("parts", parts or {}, PARTS)
     for name, made_by in (parts or {}).items():
         if not callable(made_by):
