@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from threading import RLock, current_thread, get_ident
 from time import perf_counter
 from typing import Any
 
-from engine.core.batch import Batch, RowFailed
+from engine.core.batch import Batch
 from engine.core.errors import RequestError, TandemError
 from engine.core.events import EventLog
 from engine.core.request import Request, SamplingParams
@@ -25,6 +24,7 @@ from engine.runner.pipeline import InFlight, Pipeline
 from engine.runner.ranks import LeadRunner
 from engine.runner.session import Session
 from engine.runner.tokenizer import TextTokenizer
+from engine.runner.vocabulary import check_tokens, within
 
 INSIDE = ("this thread is inside a step of this engine: run requests after it, not from a callback "
           "or a finalizer")
@@ -87,7 +87,7 @@ class Engine:
 
     def _submit(self, request: Request, owner: str, index: int) -> Session:
         try:
-            self._check(request)
+            check_tokens(request, self.runner.config.vocab_size, self.tokenizer)
         except RequestError as error:
             self.scheduler.reject(request, str(error))
             raise
@@ -163,20 +163,6 @@ class Engine:
                 self.lead.close()
             if self.pipeline is not None:  # last: a rank that is gone has ended what a step awaits
                 self.pipeline.close()
-
-    def _check(self, request: Request) -> None:
-        """What the core cannot know: the vocabulary and the tokenizer."""
-        vocab, params = self.runner.config.vocab_size, request.params
-        for what, ids in (("token id", request.tokens or ()),
-                          ("stop token id", params.stop_token_ids),
-                          ("logit_bias id", [token for token, _ in params.logit_bias])):
-            wrong = next((token for token in ids if not 0 <= token < vocab), None)
-            if wrong is not None:
-                raise RequestError(f"request {request.id}: {what} {wrong} is outside the "
-                                   f"vocabulary of {vocab} tokens")
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"request {request.id}: stop strings need a tokenizer, and the "
-                               f"model directory has none: use stop_token_ids")
 
     # ------------------------------------------------------------------ steps
     def step(self) -> bool:
@@ -297,7 +283,7 @@ class Engine:
     def _take(self, batch: Batch, output: StepOutput, seconds: float) -> StepResult:
         if self.lead is not None:  # what was summed up without a rank that is lost is no token
             self.lead.hub.check()
-        output = _within(output, self.runner.config.vocab_size)
+        output = within(output, self.runner.config.vocab_size)
         stopped = self._hand_out(batch, output)
         self._done = batch, output, seconds
         return StepResult(output.tokens, seconds, {"source": "measured"}, stopped)
@@ -334,14 +320,3 @@ class Engine:
 def _failed(error: BaseException, seconds: float) -> StepResult:
     return StepResult([], seconds, {"source": "measured"},
                       error=f"the step failed: {type(error).__name__}: {error}")
-
-
-def _within(output: StepOutput, vocab_size: int) -> StepOutput:
-    """The output; a token that the vocabulary does not have fails its row."""
-    tokens: list[Any] = output.tokens
-    with suppress(TypeError, ValueError):  # some rows brought no token; there are no rows
-        if min(tokens) >= 0 and max(tokens) < vocab_size:
-            return output
-    return replace(output, tokens=[
-        RowFailed(f"the model returned token {token}, its vocabulary has {vocab_size}")
-        if isinstance(token, int) and not 0 <= token < vocab_size else token for token in tokens])
