@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -38,6 +39,7 @@ MODULES = (
     "simulator.replica", "simulator.shape", "simulator.timings", "simulator.world")
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
 SWITCH = "TANDEM_COMPILED"  # 1: use them wherever the simulator is imported; 0: nowhere
+DIGEST = "digest.txt"  # of the modules beside it
 PATIENCE = 1800  # seconds; it takes about one minute
 
 _BUILD = """
@@ -64,22 +66,25 @@ def place() -> Path:
 
 
 def use() -> bool:
-    """Load the compiled modules from now on, if they are there and not turned off. False if not,
-    or if it is too late because one was imported already."""
+    """Load the compiled modules from now on, if they are there, whole, and not turned off. False if
+    not, or if it is too late because one was imported already."""
     if in_use():
         return True
     if os.environ.get(SWITCH) == "0" or any(name in sys.modules for name in MODULES):
         return False
     folder = place()
-    if folder.is_dir():
-        sys.meta_path.insert(0, _Finder(folder))
-    return folder.is_dir()
+    if not _is_whole(folder):
+        return False
+    sys.meta_path.insert(0, _Finder(folder))
+    return True
 
 
-def use_everywhere() -> bool:
-    """The same, in the processes that this one starts as well."""
+def use_everywhere() -> None:
+    """The same, in the processes that this one starts as well; what is damaged is told."""
     os.environ.setdefault(SWITCH, "1")
-    return use()
+    if not use() and os.environ[SWITCH] == "1" and place().is_dir():
+        print(f"warning: the compiled modules in {place()} are damaged, so the simulator is "
+              f"interpreted: python -m simulator compile makes them anew", file=sys.stderr)
 
 
 def in_use() -> bool:
@@ -87,21 +92,40 @@ def in_use() -> bool:
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
-def build(optimize: int = 3) -> Path:
-    """Compile the modules, unless they are there. Takes about a minute; CannotCompile says why it
-    is not to be. `optimize` is the C compiler's level, 0 to 3."""
+def build(optimize: int = 3) -> bool:
+    """Compile the modules. False if they are there, whole. Takes about a minute; CannotCompile says
+    why it is not to be. `optimize` is the C compiler's level, 0 to 3."""
     folder = place()
-    if folder.is_dir():
-        return folder
+    if _is_whole(folder):
+        return False
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+    with tempfile.TemporaryDirectory() as work:
         _run(Path(work), optimize)
-        try:
-            (Path(work) / "made").rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was quicker: as good
-                raise
-    return folder
+        ours = folder.with_name(f"{folder.name}.{os.getpid()}")
+        shutil.copytree(Path(work) / "made", ours)
+    (ours / DIGEST).write_text(_digest(ours), "utf-8")
+    shutil.rmtree(folder, ignore_errors=True)  # damaged
+    try:
+        ours.rename(folder)
+    except OSError:  # another process was quicker: as good
+        shutil.rmtree(ours, ignore_errors=True)
+        if not _is_whole(folder):
+            raise
+    return True
+
+
+def _is_whole(folder: Path) -> bool:
+    """A library that was cut short would end the process that loads it."""
+    try:
+        return (folder / DIGEST).read_text("utf-8") == _digest(folder)
+    except OSError:
+        return False
+
+
+def _digest(folder: Path) -> str:
+    files = sorted(folder.rglob(f"*{SUFFIX}"))
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)
+                          + str(len(files)).encode()).hexdigest()
 
 
 def _run(work: Path, optimize: int) -> None:
@@ -123,14 +147,16 @@ def _run(work: Path, optimize: int) -> None:
         raise CannotCompile(f"compiling took more than {PATIENCE} s: try on a machine that does "
                             f"less else") from None
     if done.returncode:
-        said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        raise CannotCompile(_sentence(said[-1] if said else f"status {done.returncode}"))
+        raise CannotCompile(_sentence((done.stdout + done.stderr).splitlines(), done.returncode))
 
 
-def _sentence(last: str) -> str:
-    if "No module named" in last:
-        return f"compiling needs mypy and setuptools ({last}): pip install -e '.[fast]'"
-    return (f"the compiler failed ({last}): is there a C compiler and Python's headers? The "
+def _sentence(said: Sequence[str], status: int) -> str:
+    """Of what a compiler says, the last line that speaks of an error."""
+    reason = next((line.strip() for line in reversed(said) if "error" in line.lower()),
+                  f"it ended with status {status}")
+    if "No module named" in reason:
+        return f"compiling needs mypy and setuptools ({reason}): pip install -e '.[fast]'"
+    return (f"compiling failed ({reason}): are there a C compiler and Python's headers? The "
             f"simulator works without")
 
 

@@ -15,11 +15,11 @@ def compile_core() -> None:
 
     Takes about a minute. An edited file is interpreted again, until the next `compile`.
     """
-    begun, known = time.perf_counter(), compiled.place().is_dir()
+    begun = time.perf_counter()
     try:
-        folder = compiled.build()
+        made = compiled.build()
     except compiled.CannotCompile as error:
         raise SpecError(str(error)) from None
-    took = "was there already" if known else f"took {time.perf_counter() - begun:.0f} s"
-    out.print(f"compiled: {len(compiled.MODULES)} modules in {folder} ({took}); "
+    took = f"took {time.perf_counter() - begun:.0f} s" if made else "was there already"
+    out.print(f"compiled: {len(compiled.MODULES)} modules in {compiled.place()} ({took}); "
               f"{compiled.SWITCH}=0 turns them off", markup=False)

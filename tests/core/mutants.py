@@ -103,7 +103,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("params.SamplingParams._rules", "1e+308"): "no float lies between",
     ("request._extend_given_keys", "len(keys) < given -> "): NOTHING,
     ("request._extend_given_keys", "1 -> 2 in first = "): "other keys of its own, as good",
-    ("request.Request.__init__", "in self.grows_at"): UNREAD,
+    ("request.Request.__init__", "self.number = 0"): UNREAD,  # before it joins a cohort
+    ("request.Request.__init__", "self.grows_at = 0"): UNREAD,
     ("request.StepClock.__init__", "0 -> 1"): "counters are offsets from it, wherever it starts",
     ("request.num_given_keys", "-> without ()"): NEVER,
     ("request.extend_keys", "have >= num_blocks -> "): SHORTCUT,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ def cache(tmp_path_factory):
         try:
             compiled.build(optimize=0)
         except compiled.CannotCompile as error:
-            if "needs mypy" in str(error) or "is there a C compiler" in str(error):
+            if "needs mypy" in str(error) or "a C compiler" in str(error):
                 pytest.skip(str(error))
             raise
     return folder
@@ -93,12 +94,33 @@ def test_an_edited_file_is_interpreted(cache, monkeypatch, tmp_path):
     assert not compiled.place().exists()
 
 
+def test_damaged_modules_are_left_alone_and_told_and_made_anew(cache, monkeypatch, tmp_path):
+    monkeypatch.setenv("TANDEM_CACHE", str(tmp_path))
+    shutil.copytree(cache / "compiled", tmp_path / "compiled")
+    replay = ("-m", "simulator", "replay", ROOT / "lab_app" / "data" / "tiny_crowded.jsonl.gz")
+    whole = python(tmp_path, "", *replay)
+    assert whole.stdout.startswith("identical") and whole.stderr == ""
+    library = next(compiled.place().glob("*__mypyc*"))
+    for damage in (lambda: os.truncate(library, library.stat().st_size // 2), library.unlink):
+        damage()
+        done = python(tmp_path, "", *replay)
+        assert done.returncode == 0 and done.stdout == whole.stdout
+        assert "are damaged" in done.stderr and done.stderr.count("\n") == 1
+    assert python(tmp_path, "0", *replay).stderr == ""
+    monkeypatch.setattr(compiled, "_run", lambda work, optimize: shutil.copytree(
+        cache / "compiled" / compiled.place().name, work / "made"))  # half a minute, known to work
+    assert compiled.build() and not compiled.build()
+    assert python(tmp_path, "", *replay).stderr == ""
+    assert [path.name for path in (tmp_path / "compiled").iterdir()] == [compiled.place().name]
+
+
 def test_without_a_compiler_or_mypy_it_says_so_and_leaves_nothing(monkeypatch, tmp_path):
     words = ("-m", "simulator", "compile")
     monkeypatch.setenv("CC", "/no/such/compiler")
     lacking = python(tmp_path, "", *words)
     assert lacking.returncode == 2 and lacking.stdout == ""
-    assert "the compiler failed" in lacking.stderr and lacking.stderr.count("\n") == 1
+    assert "compiling failed (" in lacking.stderr and lacking.stderr.count("\n") == 1
+    assert "/no/such/compiler" in lacking.stderr
     (tmp_path / "mypyc.py").write_text("raise ModuleNotFoundError('No module named mypyc')\n")
     environment = os.environ | {"TANDEM_CACHE": str(tmp_path),
                                 "PYTHONPATH": f"{tmp_path}:{ROOT}"}
