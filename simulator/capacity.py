@@ -35,9 +35,9 @@ class Capacity:
     """The answer. The interval is for the mean over seeds, 95 %, search resolution included.
     Requests a second."""
 
-    rate: float  # the lower end where an end is open
-    low: float  # 0: open, some seed held at no rate tried
-    high: float  # inf: open, some seed broke at no rate tried
+    rate: float  # the lower end where a seed opens the interval
+    low: float  # 0: open, some seed held at no rate tried, or seeds too far apart
+    high: float  # inf: open, some seed broke at no rate tried, or the same
     limit: str  # the latency that ends it, or "the queue diverges"
     probes: list[Probe] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -205,6 +205,11 @@ def _answer(search: Search, brackets: list[Bracket]) -> Capacity:
                      f"seed: take more --num-requests for a sharper answer")
     if open_end := _open_end(search.probes, brackets):
         notes.append(open_end)
+    elif math.isinf(high):
+        ends = min(each.low for each in brackets), max(each.high for each in brackets)
+        notes.append(f"the capacities of {len(brackets)} seeds lie between {ends[0]:.3g} and "
+                     f"{ends[1]:.3g} requests/s, too far apart for an interval: take more "
+                     f"--num-requests{' or --seeds' if len(brackets) < max(STUDENT) else ''}")
     elif high > 1.25**2 * low:
         notes.append("the interval is wide: more --num-requests or --seeds narrow it")
     broken = [probe for probe in search.probes if not probe.holds]
@@ -214,21 +219,17 @@ def _answer(search: Search, brackets: list[Bracket]) -> Capacity:
 
 def _interval(brackets: list[Bracket]) -> tuple[float, float, float]:
     """The rate and its interval. A seed that never held, or never broke, opens it on that side;
-    then the rate is the lower end, and the other end comes from those that are known."""
-    lows, highs = [each.low for each in brackets], [each.high for each in brackets]
-    if 0 in lows or math.inf in highs:
-        low, high = 0.0, math.inf
-        if 0 not in lows:
-            mean, half = _student(lows)
-            low = mean / half
-        if math.inf not in highs:
-            mean, half = _student(highs)
-            high = mean * half
-        return low, low, high
-    mean, half = _student([math.sqrt(low * high) for low, high in zip(lows, highs)])
-    width = sum(math.log(high / low) / 2 for low, high in zip(lows, highs)) / len(brackets)
-    half = math.exp(math.hypot(math.log(half), width))
-    return mean, mean / half, mean * half
+    then the rate is the lower end, and the other end is one that every seed was simulated to hold,
+    or to break. Ends far beyond those are no answer but what few seeds leave open: both are."""
+    held, broke = min(each.low for each in brackets), max(each.high for each in brackets)
+    if held == 0 or math.isinf(broke):
+        return held, held, broke
+    mean, half = _student([math.sqrt(each.low * each.high) for each in brackets])
+    width = sum(math.log(each.high / each.low) / 2 for each in brackets) / len(brackets)
+    reach = math.hypot(math.log(half), width)
+    if reach > math.log(TOO_WIDE * min(mean / held, broke / mean)):
+        return mean, 0.0, math.inf
+    return mean, mean / math.exp(reach), mean * math.exp(reach)
 
 
 def _student(rates: list[float]) -> tuple[float, float]:

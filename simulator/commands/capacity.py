@@ -114,7 +114,8 @@ def _show(result: Capacity, title: str, slo: str) -> None:
 
 def _up_to(result: Capacity) -> str:
     if result.low == 0 and math.isinf(result.high):
-        return "up to a rate that is not known"
+        return (f"up to about {result.rate:.3g} requests/s, how far off that is not known"
+                if result.rate else "up to a rate that is not known")
     if result.low == 0:
         return f"at most up to {result.high:.3g} requests/s, how far below is not known"
     if math.isinf(result.high):

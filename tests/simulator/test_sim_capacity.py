@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from simulator.capacity import (
     unit_workloads,
     usage,
 )
+from simulator.commands.capacity import _up_to
 from simulator.errors import WorkloadError
 from simulator.scenario import run_scenario
 from simulator.workload import LONGEST
@@ -112,6 +114,37 @@ def test_a_seed_that_never_broke_opens_the_interval_upwards():
     result = find_capacity(Known([37.0, math.inf, 37.0]))
     assert result.rate == result.low < 37.0 and result.high == math.inf
     assert "broke at no rate tried of 1 of 3 seeds" in result.notes[0]
+
+
+@pytest.mark.parametrize("capacities", [[37.0, 1e-9], [3.9, 1e-9], [37.0, 9.0, 1e-9]])
+def test_no_rate_is_told_that_lies_beyond_those_that_broke_in_every_seed(capacities):
+    result = find_capacity(Known(capacities))
+    broke = [min(probe.rate for probe in result.probes if probe.seed == seed and not probe.holds)
+             for seed in range(len(capacities))]
+    assert result.low == 0 and result.high == max(broke) < 1.5 * max(capacities)
+
+
+@pytest.mark.parametrize("capacities", [[37.0, math.inf], [37.0, 9.0, math.inf]])
+def test_no_rate_is_told_below_those_that_held_in_every_seed(capacities):
+    result = find_capacity(Known(capacities))
+    held = [max(probe.rate for probe in result.probes if probe.seed == seed and probe.holds)
+            for seed in range(len(capacities))]
+    assert result.high == math.inf and result.rate == result.low == min(held)
+    assert result.low > min(capacities) / 1.5
+
+
+def test_two_seeds_far_apart_have_no_interval():
+    result = find_capacity(Known([40.0, 10.0]))  # Student's t alone: 0.003 to 130,000
+    assert (result.low, result.high) == (0.0, math.inf)
+    assert result.rate == pytest.approx(20.0, rel=0.05)  # the geometric mean
+    note, = result.notes
+    told = re.search(r"of 2 seeds lie between (\S+) and (\S+) requests/s", note)
+    assert 9.5 < float(told[1]) <= 10 and 40 <= float(told[2]) < 42
+    assert "--num-requests or --seeds" in note
+    assert "no number of engines" in offer("l4", 0.7, result, 20.0, {}).problem
+    near = find_capacity(Known([11.0, 10.0]))  # half the gap of the logarithms, times 12.706: 0.61
+    assert near.high / near.rate == pytest.approx(math.exp(0.61), rel=0.05)
+    assert _up_to(result) == "up to about 19.9 requests/s, how far off that is not known"
 
 
 def test_a_bound_near_what_the_first_seed_alone_takes_is_not_said_to_hold_anywhere(tmp_path):
