@@ -270,8 +270,14 @@ class Engine:
             output, seconds = pipeline.finish(before)
         except ParallelError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if error is not before.error and not isinstance(error, Exception):
+                raise  # an interrupt of the wait
             self._whole = False
+            if not isinstance(error, Exception):
+                if self.lead is not None:
+                    raise  # the ranks have parted
+                self._cut = error
             assert self._flight is not None
             self._flight.discard()  # it stands on what has failed
             self._before = self._flight = None

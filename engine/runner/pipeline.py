@@ -7,7 +7,6 @@ computes in the thread that asks, so there the steps run in a thread of their ow
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from time import perf_counter
 
 from engine.core.batch import Batch
@@ -23,7 +22,7 @@ class InFlight:
         self.started = perf_counter()
         self.prepared: Prepared | None = None
         self.launched: Future[None] | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None  # the step's own: waiting again gives it again
 
     def finish(self) -> StepOutput:
         """Wait for the step. May be called again, as after an interrupt."""
@@ -36,8 +35,13 @@ class InFlight:
 
     def discard(self) -> None:
         """Wait until it has stopped writing; whatever it brought is not wanted."""
-        with suppress(Exception):
+        try:
             self.finish()
+        except Exception:
+            pass
+        except BaseException as error:
+            if error is not self.error:  # an interrupt of the wait
+                raise
 
 
 class Pipeline:
@@ -73,6 +77,10 @@ class Pipeline:
             self.runner.launch(step)
             flight.error = step.error
         except Exception as error:
+            flight.error = error
+        except BaseException as error:
+            if self._thread is None:
+                raise  # this is the caller's thread
             flight.error = error
 
     def finish(self, flight: InFlight) -> tuple[StepOutput, float]:

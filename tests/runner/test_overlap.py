@@ -268,6 +268,28 @@ def test_a_step_that_raises_ends_its_requests_and_the_engine_goes_on(part, monke
         assert llm.engine.scheduler.manager.pool.num_free == 64
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("stop", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_what_stops_the_model_and_is_no_error_is_raised_once(stop, overlap, monkeypatch):
+    """As sys.exit() in a hook: the step's requests end, the caller hears of it, that is all."""
+    with load(overlap=overlap) as llm:
+        (expected,) = llm.generate([[5, 6]], GREEDY)
+        model, calls = llm.engine.runner.model, []
+        forward = model.forward
+
+        def stopping(*args, **kwargs):
+            calls.append(args)
+            if len(calls) == 3:
+                raise stop("from a hook")
+            return forward(*args, **kwargs)
+        monkeypatch.setattr(model, "forward", stopping)
+        with pytest.raises(stop, match="from a hook"):
+            llm.generate([[5, 6], [7]], GREEDY)
+        assert len(calls) == 3 and llm.engine.lost is None and not llm.engine.sessions
+        assert llm.generate([[5, 6]], GREEDY)[0].token_ids == expected.token_ids
+        assert llm.engine.scheduler.manager.pool.num_free == 64
+
+
 def test_a_token_outside_the_vocabulary_fails_its_row(monkeypatch):
     for overlap in (False, True):
         with load(overlap=overlap) as llm:
