@@ -25,6 +25,7 @@ STATS = ("mean", "median", "p90", "p99")
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # two-sided 95 %, by number of seeds
 FIRST = 9  # simulations for the first seed, the unloaded one included
 ALONE = 1e-5  # requests a second at which none meets another
+BEYOND = 10.0  # times what was simulated: an end of an interval there tells nothing
 TOO_WIDE = 4.0  # an interval's high / low from which no number of engines can be told
 
 Slo = Mapping[str, float]
@@ -227,7 +228,7 @@ def _interval(brackets: list[Bracket]) -> tuple[float, float, float]:
     mean, half = _student([math.sqrt(each.low * each.high) for each in brackets])
     width = sum(math.log(each.high / each.low) / 2 for each in brackets) / len(brackets)
     reach = math.hypot(math.log(half), width)
-    if reach > math.log(TOO_WIDE * min(mean / held, broke / mean)):
+    if reach > math.log(BEYOND * min(mean / held, broke / mean)):
         return mean, 0.0, math.inf
     return mean, mean / math.exp(reach), mean * math.exp(reach)
 
