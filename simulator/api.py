@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,22 @@ from engine.loop import EngineLoop
 from engine.mistakes import file_sentence
 from simulator.arguments import (
     check_client,
-    check_failures,
     check_run,
     device_of,
+    failures_of,
     model_of,
     settings_of,
 )
 from simulator.bounds import Bounds, Divergence, check_engines, find_divergence
 from simulator.cost import CostModel, Roofline
-from simulator.disagg import Split, SplitWorld, Transfers
+from simulator.disagg import SplitWorld, Transfers
 from simulator.errors import WorkloadError
 from simulator.hardware import Hardware, kv_blocks, list_hardware
 from simulator.metrics import Metrics, check_slo, compute_metrics, metrics_from_log
 from simulator.modelspec import ModelSpec, list_models
+from simulator.plain import plain
 from simulator.router import make_router
+from simulator.split import Split
 from simulator.timings import FAILED, REJECTED, Timings
 from simulator.workload import Workload
 from simulator.world import World
@@ -79,12 +82,13 @@ def engine_config(model: ModelSpec, hardware: Hardware, *, tp: int = 1,
     ConfigError or SpecError when it cannot work.
     """
     notes = []
-    settings = {name: value for name, value in settings.items() if value is not None}
+    settings = {name: plain(value) for name, value in settings.items() if value is not None}
     size = settings.get("block_size", 16)
     if not isinstance(size, int) or size < 1:
         raise ConfigError(f"block_size={size!r} must be a whole number of at least 1")
     if "num_blocks" not in settings:
-        settings["num_blocks"] = kv_blocks(model, hardware, size, tp=tp, utilization=utilization)
+        settings["num_blocks"] = kv_blocks(model, hardware, size, tp=plain(tp),
+                                           utilization=plain(utilization))
         notes.append(f"{settings['num_blocks']:,} KV blocks of {size} tokens fit {hardware.name} "
                      f"beside {model.name}")
     if "max_model_len" not in settings and is_whole(settings["num_blocks"]):
@@ -96,7 +100,8 @@ def engine_config(model: ModelSpec, hardware: Hardware, *, tp: int = 1,
     return SchedulerConfig(**settings), notes
 
 
-def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardware,
+def simulate(workload: Workload, model: str | PathLike[str] | ModelSpec,
+             hardware: str | PathLike[str] | Hardware,
              config: SchedulerConfig | Mapping[str, Any] | None = None, *,
              tp: int = 1, replicas: int = 1, router: str = "least_loaded", seed: int = 0,
              cost: CostModel | None = None, graphs: bool = True,
@@ -117,9 +122,11 @@ def simulate(workload: Workload, model: str | ModelSpec, hardware: str | Hardwar
     (replica, seconds) pairs. `split` sets the number of replicas: some prefill, the others decode.
     TandemError subclasses for every wrong input.
     """
+    tp, replicas, seed, graphs = plain(tp), plain(replicas), plain(seed), plain(graphs)
+    client_seconds = plain(client_seconds)
     check_run(workload, replicas, split, cost, parts, bounds, log)
     check_client(client_seconds, workload)
-    check_failures(failures)
+    failures = failures_of(failures)
     check_slo(slo)
     spec, device = model_of(model), device_of(hardware)
     notes = list(workload.notes)

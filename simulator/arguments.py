@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
-from os import PathLike
+from os import PathLike, fsdecode
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +14,31 @@ from engine.core.errors import ConfigError
 from engine.core.params import is_number, is_whole, shown
 from simulator.bounds import Bounds
 from simulator.cost import CostModel
-from simulator.disagg import Split
 from simulator.errors import SpecError, WorkloadError
 from simulator.hardware import Hardware, load_hardware
 from simulator.modelspec import ModelSpec, load_model
+from simulator.plain import plain
+from simulator.split import Split
 from simulator.workload import LONGEST, Workload
 
 SETTINGS = frozenset({*(field.name for field in fields(SchedulerConfig)), "utilization"})
 PARTS = frozenset({"batching", "order", "preemption", "eviction", "pool"})  # Scheduler's
 
 
-def model_of(model: str | ModelSpec) -> ModelSpec:
+def model_of(model: str | PathLike[str] | ModelSpec) -> ModelSpec:
     """SpecError unless it is one, or the name of one."""
-    if isinstance(model, str):
-        return load_model(model)
+    if isinstance(model, (str, PathLike)):
+        return load_model(fsdecode(model))
     if not isinstance(model, ModelSpec):
         raise SpecError(f"model={shown(model)} must be a name, a folder with config.json or a "
                         f"ModelSpec")
     return model
 
 
-def device_of(hardware: str | Hardware) -> Hardware:
+def device_of(hardware: str | PathLike[str] | Hardware) -> Hardware:
     """SpecError unless it is one, or the name of one."""
-    if isinstance(hardware, str):
-        return load_hardware(hardware)
+    if isinstance(hardware, (str, PathLike)):
+        return load_hardware(fsdecode(hardware))
     if not isinstance(hardware, Hardware):
         raise SpecError(f"hardware={shown(hardware)} must be a name, a file.toml or a Hardware")
     return hardware
@@ -99,10 +100,13 @@ def check_client(seconds: float, workload: Workload) -> None:
                             f"{longest:g}")
 
 
-def check_failures(failures: Sequence[tuple[int, float]]) -> None:
+def failures_of(failures: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
     """WorkloadError for the first that is no (replica, seconds)."""
+    pairs = []
     for failure in failures if isinstance(failures, (list, tuple)) else (failures,):
-        if not isinstance(failure, (list, tuple)) or len(failure) != 2 or not (
-                is_whole(failure[0]) and is_number(failure[1])):
+        pair = tuple(map(plain, failure)) if isinstance(failure, (list, tuple)) else ()
+        if len(pair) != 2 or not (is_whole(pair[0]) and is_number(pair[1])):
             raise WorkloadError(f"failures hold {shown(failure)}, and must hold pairs (number of a "
                                 f"replica, seconds)")
+        pairs.append((pair[0], pair[1]))
+    return pairs

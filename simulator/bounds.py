@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.core.params import is_number, shown
 from simulator.errors import WorkloadError
+from simulator.plain import plain
 from simulator.timings import COMPLETED, FAILED, NEVER, REJECTED, Timings
 
 LEAST_WAITING = 20  # fewer requests in line are chance, not divergence
@@ -27,6 +28,8 @@ class Bounds:
     max_seconds: float | None = None  # of simulated time
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "max_queue", plain(self.max_queue))
+        object.__setattr__(self, "max_seconds", plain(self.max_seconds))
         for name, value in (("queue", self.max_queue), ("simulated time", self.max_seconds)):
             if value is not None and not (is_number(value) and value > 0):
                 raise WorkloadError(f"the bound on the {name} is {shown(value)}, must be above 0")

@@ -18,6 +18,7 @@ import numpy as np
 from engine.core.params import is_number, shown
 from simulator.errors import WorkloadError
 from simulator.logvalues import checked_events
+from simulator.plain import plain
 from simulator.timings import COMPLETED, FAILED, PENDING, REJECTED, Timings, timings_from_log
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
@@ -159,7 +160,7 @@ def check_slo(slo: Mapping[str, float] | None) -> None:
     for name, bound in (slo or {}).items():
         if name not in GOODPUT:
             raise WorkloadError(f"goodput bounds {shown(name)}; it takes ttft, tpot and e2el")
-        if not is_number(bound) or not bound > 0:
+        if not is_number(plain(bound)) or not bound > 0:
             raise WorkloadError(f"goodput bounds {name} by {shown(bound)}, must be a number of "
                                 f"seconds above 0")
 

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.core.params import is_whole
 from simulator.errors import SpecError, unknown
+from simulator.plain import plain
 from simulator.tables import Range, flag, number, packaged, read_json, subtable
 
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
@@ -86,8 +88,7 @@ class ModelSpec:
 
         Whatever gives a rank's share calls it, so that no price or pool is of a split there is not.
         """
-        whole = isinstance(tp, int) and not isinstance(tp, bool)
-        if not whole or tp < 1 or self.heads % tp:
+        if not is_whole(plain(tp)) or tp < 1 or self.heads % tp:
             raise SpecError(f"{self.name} has {self.heads} query heads, which do not divide among "
                             f"tp={tp!r} ranks: use a divisor of {self.heads}")
         if self.kv_heads % tp and tp % self.kv_heads:

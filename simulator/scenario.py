@@ -15,11 +15,11 @@ from typing import Any
 from engine.core.config import SchedulerConfig
 from simulator.api import Simulation, simulate
 from simulator.bounds import Bounds
-from simulator.disagg import Split, parse_split
 from simulator.errors import WorkloadError
 from simulator.fitted import Fitted, load_machine
 from simulator.modelspec import load_model
 from simulator.sources import make_workload, parse_failures
+from simulator.split import Split, parse_split
 from simulator.workload import Workload
 
 Scenario = Mapping[str, Any]

@@ -22,7 +22,6 @@ from simulator.commands.common import (
     writing,
 )
 from simulator.commands.costs import cost_maker
-from simulator.disagg import parse_split
 from simulator.errors import WorkloadError
 from simulator.html import run_report
 from simulator.modelspec import load_model
@@ -33,6 +32,7 @@ from simulator.sources import (
     parse_failures,
     slo_bounds,
 )
+from simulator.split import parse_split
 from simulator.trace_export import write_chrome_trace
 
 

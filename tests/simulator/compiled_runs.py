@@ -19,11 +19,11 @@ from simulator.api import simulate
 from simulator.basis import NAMES, Reference
 from simulator.bounds import Bounds
 from simulator.chats import chats
-from simulator.disagg import Split
 from simulator.fitted import Fitted, Machine
 from simulator.lengths import lognormal, uniform
 from simulator.modelspec import load_model
 from simulator.replay import replay
+from simulator.split import Split
 from simulator.workload import Workload, closed_loop, poisson
 
 RECORDED = next((Path(__file__).parents[2] / "lab_app" / "data").glob("*.jsonl*"))

@@ -7,9 +7,9 @@ from sim_helpers import Price
 
 from simulator.api import simulate
 from simulator.chats import chats
-from simulator.disagg import Split
 from simulator.lengths import parse_lengths
 from simulator.metrics import metrics_from_log
+from simulator.split import Split
 from simulator.workload import closed_loop, poisson
 
 SMALL = ("smollm2-135m", "l4")

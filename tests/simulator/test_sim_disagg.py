@@ -19,7 +19,7 @@ from simulator.api import simulate
 from simulator.bounds import Bounds, find_divergence
 from simulator.capacity import usage
 from simulator.chats import chats
-from simulator.disagg import Split, SplitWorld, parse_split
+from simulator.disagg import SplitWorld
 from simulator.errors import WorkloadError
 from simulator.hardware import load_hardware
 from simulator.lengths import parse_lengths
@@ -27,6 +27,7 @@ from simulator.metrics import compute_metrics
 from simulator.modelspec import load_model
 from simulator.replay import replay
 from simulator.router import make_router
+from simulator.split import Split, parse_split
 from simulator.timings import COMPLETED, FAILED
 from simulator.workload import closed_loop, fixed_list, poisson
 

@@ -14,10 +14,10 @@ from engine.core.events import LoadedLog
 from simulator.__main__ import app
 from simulator.api import simulate
 from simulator.chats import chats
-from simulator.disagg import Split
 from simulator.errors import ReplayError
 from simulator.lengths import parse_lengths
 from simulator.logcheck import FIELDS, check_log
+from simulator.split import Split
 from simulator.workload import closed_loop, fixed_list
 
 ODD = (None, "x", -1, 1e400, float("nan"), [], {}, True, 1 << 200, [[1]], ["a"], 2.5, 99_999, 0)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
+from fractions import Fraction
+from pathlib import Path
 
+import numpy as np
 import pytest
 from sim_helpers import Price
 
@@ -13,9 +17,9 @@ from engine.core.scheduler import Scheduler
 from simulator.api import simulate
 from simulator.arguments import PARTS
 from simulator.bounds import Bounds
-from simulator.disagg import Split
 from simulator.errors import SpecError, WorkloadError
 from simulator.lengths import parse_lengths
+from simulator.split import Split
 from simulator.workload import closed_loop, fixed_list
 
 SMALL = ("smollm2-135m", "l4")
@@ -53,6 +57,58 @@ def test_what_no_run_can_use_is_refused(given, told):
     words = {"model": SMALL[0], "hardware": SMALL[1], **given}
     with pytest.raises(TandemError, match=told):
         simulate(WORK, **words)
+
+
+@pytest.mark.parametrize("given, same", [
+    ({"replicas": np.int64(2)}, {"replicas": 2}), ({"tp": np.int32(3)}, {"tp": 3}),
+    ({"client_seconds": np.float32(0.5)}, {"client_seconds": 0.5}),
+    ({"client_seconds": Fraction(1, 2)}, {"client_seconds": 0.5}),
+    ({"seed": np.uint8(3), "graphs": np.False_}, {"seed": 3, "graphs": False}),
+    ({"slo": {"ttft": np.float32(0.5), "e2el": np.int64(1)}}, {"slo": {"ttft": 0.5, "e2el": 1}}),
+    ({"config": {"num_blocks": np.int64(100), "block_size": np.int8(8),
+                 "watermark": np.float32(0.25), "enable_prefix_caching": np.True_}},
+     {"config": {"num_blocks": 100, "block_size": 8, "watermark": 0.25}}),
+    ({"config": {"utilization": np.float32(0.5)}}, {"config": {"utilization": 0.5}}),
+    ({"split": Split(np.int64(1), np.int64(2), np.float32(10), np.float32(0.25))},
+     {"split": Split(1, 2, 10.0, 0.25)}),
+    ({"bounds": Bounds(np.int64(2), np.float32(0.25))}, {"bounds": Bounds(2, 0.25)}),
+    ({"replicas": 2, "failures": [(np.int64(0), np.float32(0.25))]},
+     {"replicas": 2, "failures": [(0, 0.25)]})])
+def test_numbers_of_other_libraries_are_numbers(given, same, tmp_path):
+    ours, theirs = tmp_path / "ours.jsonl", tmp_path / "theirs.jsonl"
+    expected = simulate(WORK, *SMALL, log=ours, **same)
+    run = simulate(WORK, *SMALL, log=theirs, **given)
+    assert run.as_json() == expected.as_json() and run.notes == expected.notes
+    for path, other in zip(run.log_paths, expected.log_paths, strict=True):
+        assert path.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("given, told", [
+    ({"replicas": np.int64(0)}, "replicas=0 must be a whole number of at least 1"),
+    ({"replicas": np.float64(2)}, "replicas=2.0 must be"),
+    ({"replicas": np.True_}, "replicas=True must be"), ({"tp": np.int64(2)}, "9 query heads"),
+    ({"client_seconds": np.float32("nan")}, "client_seconds=nan must be"),
+    ({"client_seconds": Fraction(10**400)}, "client_seconds=Fraction"),
+    ({"slo": {"ttft": np.float32(-1)}}, "goodput bounds ttft by "),
+    ({"failures": [(np.float32(0), 1)]}, "and must hold pairs"),
+    ({"config": {"num_blocks": np.float64(2)}}, "num_blocks=2.0 must be a whole number")])
+def test_numbers_of_other_libraries_are_checked_as_ours(given, told):
+    with pytest.raises(TandemError, match=told):
+        simulate(WORK, *SMALL, **given)
+
+
+def test_models_and_devices_may_be_given_as_paths(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({
+        "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 64}))
+    device = tmp_path / "mine.toml"
+    device.write_text('base = "l4"\n')
+    for model in (tmp_path, tmp_path / "config.json"):
+        run = simulate(WORK, model, device)
+        assert run.metrics.completed == 5 and run.header["hardware"]["name"] == "mine"
+        assert run.header == simulate(WORK, str(model), str(device)).header
+    with pytest.raises(SpecError, match="unknown model 'smollm'"):
+        simulate(WORK, Path("smollm"), "l4")
 
 
 def test_a_log_that_cannot_be_written_is_told(tmp_path):
