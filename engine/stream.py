@@ -42,8 +42,8 @@ class Stream(Iterator[Delta]):
             if self._sessions:
                 self.close()
         except KeyboardInterrupt:
-            self.close()  # it may have come before they were held
             interrupt_again()  # nobody would hear of it here
+            self.close()  # it may have come before they were held
 
 
 def _deltas(engine: Engine, sessions: list[Session]) -> Iterator[Delta]:

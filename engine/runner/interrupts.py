@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import perf_counter
+from time import perf_counter, sleep
+from types import FrameType
 from typing import Any
 
 PATIENCE = 2.0  # seconds within which a further Ctrl-C is taken for the echo of the first
+POLL = 0.001  # seconds between two looks at whether a finalizer has ended
 
 
 class _Hold:
@@ -58,12 +61,24 @@ def deliver_interrupts() -> None:
 
 
 def interrupt_again() -> None:
-    """Let a Ctrl-C that fell into a finalizer, where Python drops it, come once more after that."""
+    """Let a Ctrl-C that fell into a finalizer, where Python drops it, come once more after that:
+    to be called there, in the main thread."""
+    threading.Thread(target=_send_after_finalizers, name="tandem-interrupt", daemon=True).start()
+
+
+def _send_after_finalizers() -> None:
     main = threading.main_thread().ident
     assert main is not None
-    again = threading.Timer(0.01, signal.pthread_kill, (main, signal.SIGINT))
-    again.daemon = True
-    again.start()
+    while _is_finalizing(sys._current_frames().get(main)):
+        sleep(POLL)
+    signal.pthread_kill(main, signal.SIGINT)
+
+
+def _is_finalizing(frame: FrameType | None) -> bool:
+    """True if `frame`, or one that waits for it, is a finalizer's."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _is_main() -> bool:

@@ -80,7 +80,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("phases.StepPhases._decode_as_cohort", "for request in candidates]) -> if True"): SHORTCUT,
     ("phases.StepPhases._preempt", "self.cohort.leave(victim) -> pass"):
         "where rows are looked at one by one, there is no cohort any more",
-    ("phases.StepPhases._decode_together", "request.num_computed -> Add"): SHORTCUT,
+    ("phases.StepPhases._decode_together", "request.own_computed -> Add"): SHORTCUT,
     ("phases.StepPhases._decode_together", "if tokens != 1 -> without if"): SHORTCUT,
     ("phases.StepPhases._decode_together", "num_free -> if True"): SHORTCUT,
     ("phases.StepPhases._decode_together", "-> GtE"): SHORTCUT,
@@ -90,7 +90,7 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("phases.StepPhases._decode_together", "if not slots % size -> without if"): NOTHING,
     ("phases.StepPhases._decode_together", "slots % size -> FloorDiv"): NOTHING,
     ("phases.StepPhases._decode_together", "num_prompt -> without if"): NOTHING,
-    ("phases.StepPhases._decode_together", "-> without request.num_computed <= "): NOTHING,
+    ("phases.StepPhases._decode_together", "-> without request.own_computed <= "): NOTHING,
     ("phases.StepPhases._decode_together", "request.num_prompt -> Lt"): NOTHING,
     ("phases.StepPhases.publish_filled", "step.filled = [] -> pass"): NOTHING,
     ("policies.Mixed.refuses", "return None -> pass"): "a function without return returns None",

@@ -12,6 +12,7 @@ import pytest
 from engine.core import Request, SamplingParams
 from engine.core.batch import RowFailed
 from engine.core.cohort import Cohort
+from engine.core.policies import Mixed
 from tests.core.helpers import request, results, rows, scheduler, step, submit
 from tests.core.test_stable import BATCHINGS, ORDERS, Twin, simulated
 
@@ -69,6 +70,27 @@ def test_only_those_that_nothing_can_end_early_join_and_none_behind_one_that_can
     submit(real, request("r", [1] * 6, 20))
     step(real, 0)
     assert real.cohort.rows == []
+
+
+def test_a_batching_that_puts_others_first_has_the_cohort_looked_at_row_by_row():
+    class ChunksFirst(Mixed):
+        def fill(self, scheduler, step):
+            chunks = [request for request in scheduler.running if not request.in_cohort]
+            scheduler.continue_running(step, chunks)
+            scheduler.continue_running(step, scheduler.running)
+            scheduler.admit_waiting(step)
+    one = scheduler(parts={"batching": ChunksFirst()}, long_prefill_token_threshold=3)
+    a, b, long = simulated("a", 2, 20), simulated("b", 2, 20), simulated("l", 8, 20)
+    submit(one, a, b, long)
+    step(one, 0)
+    assert one.cohort.rows == [a, b] and long.num_computed == 3
+    for start, tokens in ((3, 3), (6, 2)):
+        batch = one.schedule()
+        assert rows(batch) == [("l", start, tokens), ("a", a.num_computed - 1, 1),
+                               ("b", b.num_computed - 1, 1)]
+        one.commit(batch, [None if start == 3 else 0, 0, 0])
+    assert (a.num_tokens, b.num_tokens, long.num_tokens) == (5, 5, 9)
+    assert (a.num_computed, b.num_computed, long.num_computed) == (4, 4, 8)
 
 
 def test_who_leaves_takes_its_counters_along_and_its_neighbours_move_on():
