@@ -79,18 +79,16 @@ def test_a_batching_that_puts_others_first_has_the_cohort_looked_at_row_by_row()
             scheduler.continue_running(step, chunks)
             scheduler.continue_running(step, scheduler.running)
             scheduler.admit_waiting(step)
-    one = scheduler(parts={"batching": ChunksFirst()}, long_prefill_token_threshold=3)
+    one = scheduler(parts={"batching": ChunksFirst()}, max_num_batched_tokens=8)
     a, b, long = simulated("a", 2, 20), simulated("b", 2, 20), simulated("l", 8, 20)
     submit(one, a, b, long)
     step(one, 0)
-    assert one.cohort.rows == [a, b] and long.num_computed == 3
-    for start, tokens in ((3, 3), (6, 2)):
-        batch = one.schedule()
-        assert rows(batch) == [("l", start, tokens), ("a", a.num_computed - 1, 1),
-                               ("b", b.num_computed - 1, 1)]
-        one.commit(batch, [None if start == 3 else 0, 0, 0])
-    assert (a.num_tokens, b.num_tokens, long.num_tokens) == (5, 5, 9)
-    assert (a.num_computed, b.num_computed, long.num_computed) == (4, 4, 8)
+    assert one.cohort.rows == [a, b] and long.num_computed == 4
+    batch = one.schedule()
+    assert rows(batch) == [("l", 4, 4), ("a", 2, 1), ("b", 2, 1)]
+    one.commit(batch, [0, 0, 0])
+    assert (a.num_tokens, b.num_tokens, long.num_tokens) == (4, 4, 9)
+    assert (a.num_computed, b.num_computed, long.num_computed) == (3, 3, 8)
 
 
 def test_who_leaves_takes_its_counters_along_and_its_neighbours_move_on():
