@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.core.errors import RequestError
 from engine.outputs import Delta
 from engine.runner.engine import Engine
 from engine.runner.interrupts import interrupt_again, interrupts_held
@@ -12,7 +13,8 @@ from engine.runner.session import Session
 
 class Stream(Iterator[Delta]):
     """Runs the engine as far as the next delta. Over with the last one, or with whatever a step
-    raises; that, closing it and dropping it abort what still runs.
+    raises; that, closing it and dropping it abort what still runs. RequestError, which costs
+    nothing, for who reads while another does.
 
     No generator: a Ctrl-C at the beginning of its clean-up would end that, and leave the rest.
     """
@@ -26,7 +28,11 @@ class Stream(Iterator[Delta]):
             raise StopIteration
         try:
             return next(self._deltas)
-        except BaseException:
+        except BaseException as error:
+            if _never_began(error):  # somebody else is reading, and goes on
+                raise RequestError("this stream is being read already, by another thread or by "
+                                   "what called this: give each reader a stream of its own, or "
+                                   "have them take turns") from None
             self.close()
             raise
 
@@ -44,6 +50,12 @@ class Stream(Iterator[Delta]):
         except KeyboardInterrupt:
             interrupt_again()  # nobody would hear of it here
             self.close()  # it may have come before they were held
+
+
+def _never_began(error: BaseException) -> bool:
+    """True if it is Python's refusal to enter a generator that runs: no frame of it is in there."""
+    trace = error.__traceback__
+    return isinstance(error, ValueError) and trace is not None and trace.tb_next is None
 
 
 def _deltas(engine: Engine, sessions: list[Session]) -> Iterator[Delta]:

@@ -252,6 +252,43 @@ def test_a_stream_of_a_closed_engine_says_so(make, overlap, tmp_path):
 
 
 @overlap
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["callback", "thread"])
+def test_a_second_reader_at_the_same_moment_is_refused_and_the_first_reads_on(make, overlap,
+                                                                              elsewhere):
+    llm, told = make(overlap=overlap), []
+    stream = llm.stream("Once upon a time", SHORT)
+
+    def read() -> None:
+        try:
+            next(stream)
+        except RequestError as error:
+            told.append(str(error))
+
+    def read_too(*_) -> None:
+        if not elsewhere:
+            return read()
+        other = threading.Thread(target=read)
+        other.start()
+        other.join(60)
+    llm.engine.on_step = read_too
+    deltas = list(stream)
+    assert sum(len(delta.token_ids) for delta in deltas) == 12
+    assert deltas[-1].finish_reason == "length" and not llm.engine.sessions
+    assert len(told) == 12 and all("is being read already" in sentence for sentence in told)
+
+
+def test_a_value_error_of_a_step_is_no_second_reader(make):
+    llm = make()
+
+    def fail(*_) -> None:
+        raise ValueError("mine")
+    llm.engine.on_step = fail
+    with pytest.raises(ValueError, match="mine"):
+        next(llm.stream("Once upon a time", SHORT))
+    assert not llm.engine.sessions
+
+
+@overlap
 def test_closing_while_another_thread_generates_ends_it_with_a_sentence(make, overlap, tmp_path):
     llm = make(overlap=overlap, log=tmp_path / "run.jsonl")
     started, ended = threading.Event(), []
