@@ -7,10 +7,20 @@ import os
 import sys
 from contextlib import suppress
 
+from engine.mistakes import (
+    INTERRUPTED,
+    hear_interrupts,
+    leave_if_interrupted,
+    usage_sentence,
+    warn_in_one_line,
+)
+
+if __name__ == "__main__":  # before anything is imported that takes a while
+    leave_if_interrupted()
+
 import typer
 
 from engine.core.errors import TandemError
-from engine.mistakes import usage_sentence, warn_in_one_line
 
 # What writing to stdout fails with: a full disk, a quota, a reader who has left, a device's error.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EPIPE, errno.EIO)
@@ -39,11 +49,12 @@ def register() -> None:
 
 
 def main() -> int:
-    """The exit status: 0, 1 where a verb's check or a request fails, or 2 with one sentence on
-    stderr for a user's mistake."""
+    """The exit status: 0, 1 where a verb's check or a request fails, 2 with one sentence on stderr
+    for a user's mistake, 130 if interrupted."""
     warn_in_one_line()
     register()
     try:
+        hear_interrupts()
         status = app(prog_name="python -m engine", standalone_mode=False)
         sys.stdout.flush()  # here, and not at exit, an error has somebody to tell it
     except TandemError as error:
@@ -51,10 +62,8 @@ def main() -> int:
         return 2
     except typer.Exit as stop:
         return stop.exit_code
-    except typer.Abort:
-        return 130
-    except KeyboardInterrupt:
-        return 130
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
     except OSError as error:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise

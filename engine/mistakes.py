@@ -8,10 +8,14 @@ from __future__ import annotations
 import errno
 import gzip
 import os
+import signal
 import sys
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any, NoReturn
+
+INTERRUPTED = 130  # the exit status after a Ctrl-C
 
 # What opening and reading a user's file can raise.
 FILE_ERRORS = (OSError, UnicodeDecodeError, EOFError, zlib.error)
@@ -90,6 +94,24 @@ def warn_in_one_line() -> None:
     def show(message, category, filename, lineno, file=None, line=None) -> None:
         print(f"warning: {message}", file=sys.stderr)
     warnings.showwarning = show
+
+
+def leave_if_interrupted() -> None:
+    """From now on, until hear_interrupts(), a Ctrl-C is the end, without a word: the libraries are
+    still being imported, and a traceback from the middle of one says nothing. Where it is ignored,
+    as in the background of a script, it stays so."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def hear_interrupts() -> None:
+    """A Ctrl-C is a KeyboardInterrupt again: to be called where that is caught."""
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: Any) -> NoReturn:
+    os._exit(INTERRUPTED)
 
 
 def usage_sentence(error: Exception) -> str | None:

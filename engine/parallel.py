@@ -16,7 +16,6 @@ import math
 import os
 import pickle
 import pickletools
-import signal
 import socket
 import subprocess
 import sys
@@ -42,7 +41,10 @@ from engine.runner.device import pick_device
 TIMEOUT = "TANDEM_RANK_TIMEOUT"  # seconds a rank may keep the others waiting in a step
 LONGEST_TIMEOUT = 10**6  # 11 days
 LOCAL = "127.0.0.1"
-WORKER = "from engine.runner.ranks import main; main()"
+WORKER = """import signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 hears of a Ctrl-C too, and ends us
+from engine.runner.ranks import main
+main()"""
 
 
 def rank_timeout() -> timedelta:
@@ -183,8 +185,7 @@ def _refuse_script_classes(boot: bytes) -> None:
 
 
 def spawned_follower(arguments: list[str]) -> Follower:
-    """The worker's side of `_spawn`. A Ctrl-C is rank 0's to handle: it ends us."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The worker's side of `_spawn`."""
     handle, rank, size = map(int, arguments)
     return Follower(rank, size, Connection(handle), quiet=True)
 

@@ -7,12 +7,22 @@ import time
 from pathlib import Path
 from typing import Annotated, NoReturn
 
+from engine.mistakes import (
+    INTERRUPTED,
+    file_sentence,
+    hear_interrupts,
+    leave_if_interrupted,
+    usage_sentence,
+)
+
+if __name__ == "__main__":  # before anything is imported that takes a while
+    leave_if_interrupted()
+
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from engine.core.errors import TandemError
-from engine.mistakes import file_sentence, usage_sentence
 from exercises.grader.exporters import FORMATS
 from exercises.grader.manifest import Exercise, ExerciseError, exercise_ids, load_exercise
 from exercises.grader.report import Report
@@ -185,9 +195,10 @@ def release(out: Annotated[Path, typer.Option(help="folder to write to")] = Path
 def main() -> None:
     """Run a command. SystemExit with its exit code: 2, with one sentence, for a user's mistake."""
     try:
+        hear_interrupts()
         status = app(prog_name="python -m exercises", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None
     except TandemError as error:
         _complain(str(error))
     except OSError as error:

@@ -4,6 +4,17 @@ from __future__ import annotations
 
 import sys
 
+from engine.mistakes import (
+    INTERRUPTED,
+    hear_interrupts,
+    leave_if_interrupted,
+    usage_sentence,
+    warn_in_one_line,
+)
+
+if __name__ == "__main__":  # before anything is imported that takes a while
+    leave_if_interrupted()
+
 import typer
 
 from simulator import compiled
@@ -11,7 +22,6 @@ from simulator import compiled
 if __name__ == "__main__":  # before anything that it replaces is imported
     compiled.use_everywhere()
 
-from engine.mistakes import usage_sentence, warn_in_one_line
 from simulator.commands.bench import bench
 from simulator.commands.calibrate import calibrate
 from simulator.commands.capacity import capacity
@@ -42,10 +52,11 @@ def main() -> int:
     interrupted."""
     warn_in_one_line()
     try:
+        hear_interrupts()
         status = app(prog_name="python -m simulator", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except Exception as error:
         sentence = usage_sentence(error)
         if sentence is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from engine.core.errors import ConfigError, RequestError
 from engine.core.events import read_log
 from engine.core.policies import Fcfs
 from engine.llm import LLM
-from engine.parallel import _pack_boot, _refuse_script_classes, rank_timeout
+from engine.parallel import WORKER, _pack_boot, _refuse_script_classes, rank_timeout
 from engine.runner.ranks import _unpack_boot
 from engine.weights import pull as pulling
 from engine.weights.errors import PullError
@@ -59,6 +60,38 @@ def test_an_error_is_printed_as_it_is_with_its_brackets(run, monkeypatch):  # no
     monkeypatch.setattr(LLM, "stream", stream)
     status, _, err = run("generate", "-p", "Once", *SMALL)
     assert status == 1 and "the step failed: KeyError: [red]" in err
+
+
+# ------------------------------------------------------------- a Ctrl-C while libraries are loaded
+
+@pytest.fixture
+def interrupted_in(tmp_path):
+    """interrupted_in(library, *arguments): Python with a Ctrl-C in the middle of that import; what
+    goes on after it says so and ends."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # one ignored is inherited
+
+    def python(library, *arguments):
+        (tmp_path / f"{library}.py").write_text(
+            "import os, signal\nsignal.raise_signal(signal.SIGINT)\n"
+            "print('went on', flush=True)\nos._exit(0)\n")
+        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True,
+                              env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60)
+    yield python
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("library, module, verb", [
+    ("typer", "engine", "memory"), ("torch", "engine", "memory"),
+    ("typer", "simulator", "policies"), ("typer", "exercises", "list")])
+def test_a_command_that_is_interrupted_as_it_starts_ends_without_a_word(library, module, verb,
+                                                                        interrupted_in):
+    done = interrupted_in(library, "-m", module, verb)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_a_worker_leaves_a_ctrl_c_to_rank_0_from_the_start(interrupted_in):
+    done = interrupted_in("torch", "-c", WORKER, "0", "1", "2")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
 
 
 # --------------------------------------------------------------------- a stdout that takes no more
