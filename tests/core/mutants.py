@@ -113,6 +113,8 @@ EQUIVALENT: dict[tuple[str, str], str] = {
     ("scheduler.Scheduler._arrive", "return False -> return None"): "both are false",
     ("scheduler.Scheduler._arrive", "-> without parent.num_output"):
         "the child is put into the line a moment later, in the same step",
+    ("scheduler.Scheduler.commit", "if not self._in_flight -> if True"):
+        "under look-ahead schedule() and commit() dissolve a cohort before they use it",
     ("scheduler.Scheduler.reject", "'reject' -> 'rejectX' in self._inbox"):
         "what is no newcomer and no abort is a refusal",
     ("scheduler.Scheduler.schedule", "if self._parents -> if True"): NOTHING,
