@@ -66,7 +66,7 @@ def bench(traces: Folder = None, scale: Scale = False, full: Full = False, repea
             table.add_row(name, *_cells(runs[len(runs) // 2]))
     out.print(table)
     out.print("compiled" if compiled.in_use() else "interpreted: `python -m simulator compile` "
-              "makes it nearly twice as fast", markup=False)
+              "makes it about 1.5 times as fast", markup=False)
     if not (folder / YARDSTICK).exists():
         out.print(f"no traces in {folder}: give --traces, or set TANDEM_TRACES", markup=False)
     else:
